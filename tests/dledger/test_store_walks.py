@@ -233,6 +233,7 @@ def store_walk(seed):
         made[0].close()
 
 
+@pytest.mark.slow("hundreds of walks over files that are synced")
 def test_walks_over_the_real_store():
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
     count = max(WALKS, int(os.environ.get("HASTORE_SEEDS", "0")) // 50)

@@ -22,6 +22,8 @@ from tests.server.kit import config_in_group, config_of, running
 from tests.server.name_server import NameServer
 from tests.server.remoting.kit import RemotingClient
 
+ROUTE = (Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})
+
 
 class Pair:
     """Two nodes, and the relays through which all others reach them."""
@@ -83,7 +85,8 @@ def test_rocketmqs_routes_name_servers_and_slaves_have_what_others_reach(pair: P
         producer.send("orders", b"1").result(60)
     for node in pair.nodes:
         with contextlib.closing(RemotingClient(node.api.endpoint)) as client:
-            route = client.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}).body.decode()
+            wait_for(lambda ask=client.ask: ask(*ROUTE).body, "the topic, by the slave's replay")
+            route = client.ask(*ROUTE).body.decode()
         assert f'{{0:"{pair.api(1)}",2:"{pair.api(2)}"}},"brokerName":"g0"' in route
         assert f'{{0:"{pair.api(2)}"}},"brokerName":"g0@2"' in route
     held = pair.name_server.holders

@@ -72,6 +72,7 @@ def values(spark, pair, topic):
     return sorted(row.value.decode() for row in load(spark, pair, topic).collect())
 
 
+@pytest.mark.slow("the first writes of a session start Python workers")
 def test_what_the_source_shows_comes_back_exactly(spark, pair):
     rows = [
         (b"k", b"v", 1, [("a", b"1"), ("b", b""), ("a", b"2")], "red"),
@@ -112,6 +113,7 @@ def numbered(spark, count, bad=None, text="row"):
     return spark.range(0, count, 1, 2).selectExpr(f"{value} AS value")
 
 
+@pytest.mark.slow("each of its jobs plans, writes and commits anew")
 def test_a_write_id_makes_a_repeated_job_write_each_row_once(spark, pair):
     every = sorted(f"row {n}" for n in range(8_000))
     with pytest.raises(PythonException) as failed:
