@@ -9,6 +9,8 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import Retained
 from hastore.dledger.driver.carry_out import filled
