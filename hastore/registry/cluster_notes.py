@@ -174,17 +174,23 @@ class ClusterNotes(SessionService):
             known = set() if whole else self._groups[name]
             fired |= {f"{path}/{PREFIX}{one}" for one in found - known}
             self._groups[name] = found
-        for node in self._groups[name]:
-            if f"{path}/{PREFIX}{node}" in fired:
-                self._read_note(session, Place(name, node))
+        for node in sorted(self._groups[name]):
+            read = f"{path}/{PREFIX}{node}" in fired
+            if read and not self._read_note(session, Place(name, node)):
+                # Nothing watches a note that is missing. The list of them does: if this one is in
+                # the next list, it is new.
+                self._groups[name].discard(node)
         self._unread.discard(name)
 
-    def _read_note(self, session: Session, place: Place) -> None:
+    def _read_note(self, session: Session, place: Place) -> bool:
+        """Read a note, and watch it; False if it is missing, and so is not watched."""
         found = session.get(f"{self._path(place.group)}/{PREFIX}{place.node}")
-        if found is None or not found.ours or len(found.data) > MAX_NOTE_BYTES:
-            return
-        self._changed |= self._notes.get(place) != found.data
-        self._notes[place] = found.data
+        if found is None:
+            return False
+        if found.ours and len(found.data) <= MAX_NOTE_BYTES:
+            self._changed |= self._notes.get(place) != found.data
+            self._notes[place] = found.data
+        return True
 
     def _drop_gone(self) -> bool:
         """Forget notes that are missing for long; whether there was one."""
