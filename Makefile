@@ -6,7 +6,7 @@
 #   make run CLIENTS=rocketmq   RocketMQ's own Java clients through kill -9 of the master, also with MODE=dledger; about half
 #                       a minute, needs Java 17 and Maven
 #   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
-#   make test           what is proved in one process, and one real thing of each kind, in four workers, 5 to 7 minutes
+#   make test           what is proved in one process, and one real thing of each kind, in six workers, 5 minutes or a little more
 #                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 25 minutes
 #   make test-long      cases of several minutes each with RocketMQ's JVMs that have a shorter twin in make test-all, 5 to 15 minutes
@@ -31,6 +31,10 @@
 #                       mode; about 15 minutes (CYCLES=n, SEED=n; MODE=dledger: that mode alone)
 #   make torture-spark  100 kills of each kind of Spark job, with their workers and nodes (CYCLES=n; SEED=n repeats a run)
 
+# As Python does unless it is told otherwise: else each of the hundreds of processes that the tests start compiles all that it
+# imports, and each worker rewrites the asserts of all tests anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTHON ?= python3
 VENV ?= .venv
 SPARK ?= 1
@@ -39,7 +43,9 @@ ZK ?= 0
 CLIENTS ?=
 SCALE ?= 1
 PYTEST_ARGS ?=
-WORKERS ?= 4
+# Of pytest. Half of the time of `make test` is spent waiting for other processes; the rest has JVMs.
+WORKERS ?= 6
+WORKERS_OF_REST ?= 4
 BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
@@ -80,7 +86,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not full" $(NOT_AGAIN) $(PYTEST_ARGS)
 
 test-rest: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "full and not long" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS_OF_REST) -m "full and not long" $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m long $(PYTEST_ARGS)

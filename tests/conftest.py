@@ -24,6 +24,9 @@ LONGEST = (
     *("test_readme_tour.py", "interop/test_hastore_slave.py", "interop/test_migration.py"),
     *("spark/cluster/test_cluster.py", "interop/test_rocketmq_clients.py"),
     *("torture/test_partitions.py", "demo/test_demo.py", "interop/test_mqadmin.py"),
+    *("dledger/test_simulation.py", "dledger/driver/test_driver.py", "ha/test_simulation.py"),
+    *("server/test_transactional_sends.py", "dledger/driver/test_identity.py"),
+    *("registry/test_cluster_consumer.py", "registry/test_cluster_clients.py"),
 )
 # The folders with the next longest (JVMs, processes, kills).
 LONG = (

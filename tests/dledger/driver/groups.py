@@ -263,10 +263,15 @@ class DriverGroup:
 
 @contextlib.contextmanager
 def running_group(root: pathlib.Path, count: int = 3, **options: Any) -> Iterator[DriverGroup]:
-    """Start a group, stop it in the end; no node may have met a defect."""
+    """Start a group, stop it in the end; no node may have met a defect.
+
+    All nodes have joined: the first start of one waits for all others, so a kill before that would
+    leave it waiting for the killed one.
+    """
     group = DriverGroup(root, count, **options)
     try:
         group.start(*group.ports)
+        wait_for(lambda: all(node.driver.core for node in group.running), "all have joined")
         yield group
     finally:
         group.stop()
