@@ -67,6 +67,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow("hundreds of pairs live, fail and heal, one after the other")
 def test_the_promises_hold_in_fresh_walks():
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
     count = int(os.environ.get("HASTORE_SEEDS", "500"))

@@ -87,6 +87,7 @@ def test_every_column_of_a_random_store_equals_what_the_codec_reads(items, rows_
 
 @given(messages(), st.integers(1, 5), st.data())
 @settings(max_examples=250, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.slow("each example writes a store, and reads it as Spark does and record by record")
 def test_a_damaged_or_torn_store_gives_the_same_rows_and_the_same_error(items, per_batch, data):
     with tempfile.TemporaryDirectory() as path:
         placed = write_store(path, items, file_size=2048, units_per_file=5)

@@ -142,6 +142,7 @@ def start(frame, pair, checkpoint, **options):
     )  # fmt: skip
 
 
+@pytest.mark.slow("a query starts twice, and plans each of its batches")
 def test_a_restarted_query_repeats_its_batch_without_duplicates(spark, pair, tmp_path):
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     source.mkdir()

@@ -41,6 +41,7 @@ def offsets(spark, folder):
     return sorted((row.partition, row.offset) for row in rows)
 
 
+@pytest.mark.slow("a query starts twice, and plans each of its batches")
 def test_a_query_over_a_path_is_restarted_with_each_message_once(spark, tmp_path):
     store = tmp_path / "store"
     write_store(store, numbered(100, queues=2))
