@@ -31,6 +31,7 @@ MORE = (
     "delays",
     "groups",
     "metrics_cost",
+    "backup_live",
 )  # with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0
