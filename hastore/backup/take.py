@@ -53,6 +53,8 @@ _CHUNK_BYTES = 4 << 20
 _ATTEMPTS = 10
 _PIECES_MAX = 64  # of one log file; then it is copied anew, as one
 _PAUSE_S = 0.2  # before another attempt: a cut takes longer than a look
+_STEPS_S = 20  # with a bound on the rate: so many reads a second, so the load has no bursts
+_CHUNK_LEAST = 64 << 10
 OnProgress = Callable[[int, int], None]  # bytes of the log done, bytes due
 
 
@@ -66,6 +68,34 @@ class Taken:
     removed: int  # objects of older backups that nothing needs any more
 
 
+class Pace:
+    """Lets a copy wait, so that it reads at most `bytes_s` a second; None: as fast as it can."""
+
+    def __init__(
+        self,
+        bytes_s: float | None,
+        clock: Clock = SYSTEM_CLOCK,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        """Begin now; `wait`, of seconds, takes the place of a real wait."""
+        self._bytes_s = bytes_s
+        self._clock = clock
+        self._wait = wait or threading.Event().wait
+        self._due_ms = clock.monotonic_ms()
+        self.chunk = _CHUNK_BYTES
+        if bytes_s is not None:
+            self.chunk = max(_CHUNK_LEAST, min(_CHUNK_BYTES, int(bytes_s / _STEPS_S)))
+
+    def took(self, size: int) -> None:
+        """Wait, after `size` bytes were read, until the next may be. Time lost is not made up."""
+        if self._bytes_s is None:
+            return
+        now_ms = self._clock.monotonic_ms()
+        self._due_ms = max(self._due_ms, now_ms - 1_000.0 / _STEPS_S) + size * 1e3 / self._bytes_s
+        if self._due_ms > now_ms:
+            self._wait((self._due_ms - now_ms) / 1_000.0)
+
+
 def take_backup(
     config: Config,
     target: Target,
@@ -73,17 +103,21 @@ def take_backup(
     *,
     keep: int = 2,
     allow_shorter: bool = False,
+    pace: Pace | None = None,
     clock: Clock = SYSTEM_CLOCK,
     progress: OnProgress = lambda _done, _due: None,
 ) -> Taken:
     """Take a backup of the node of `config`; `keep` backups are left, this one included.
+
+    `pace` bounds the rate at which the log is read.
 
     Raises UsageError if the target has backups of another group or another log, or, without
     `allow_shorter`, one with more of the log than this node has. Raises StoreBrokenError if the log
     is damaged, StoreError if store or target fail; the backups before are as they were then.
     """
     with target.locked():
-        return _Run(config, target, source, clock, progress).run(keep, allow_shorter)
+        run = _Run(config, target, source, clock, progress, pace or Pace(None))
+        return run.run(keep, allow_shorter)
 
 
 class _Again(Exception):
@@ -92,9 +126,16 @@ class _Again(Exception):
 
 class _Run:
     def __init__(
-        self, config: Config, target: Target, source: Source, clock: Clock, progress: OnProgress
+        self,
+        config: Config,
+        target: Target,
+        source: Source,
+        clock: Clock,
+        progress: OnProgress,
+        pace: Pace,
     ) -> None:
         self._config = config
+        self._pace = pace
         self._target = target
         self._source = source
         self._clock = clock
@@ -277,9 +318,11 @@ class _Run:
             with self._source.opened(file) as opened, self._target.new(name) as writer:
                 at = start
                 while at < end:
-                    data = self._source.read(opened, min(_CHUNK_BYTES, end - at), at - file.start)
+                    size = min(self._pace.chunk, end - at)
+                    data = self._source.read(opened, size, at - file.start)
                     if not data:
                         break
+                    self._pace.took(len(data))
                     at += len(data)
                     checked = walk.feed(data)
                     writer.write(checked)

@@ -13,7 +13,7 @@ from hastore.backup.backups import find_backup, read_manifests, verify_backup
 from hastore.backup.manifest import Manifest
 from hastore.backup.restore import check_restore, restore_store
 from hastore.backup.source import Source
-from hastore.backup.take import take_backup
+from hastore.backup.take import Pace, take_backup
 from hastore.backup.target import open_target
 from hastore.cli.common import (
     DIFFER,
@@ -37,6 +37,7 @@ from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Wire
 from hastore.errors import HastoreError, NotAuthenticatedError
 
+_MIB = 1 << 20
 _target = click.argument("place", metavar="TARGET")
 _which = click.option(
     "--backup",
@@ -72,8 +73,16 @@ def backup_group() -> None:
     is_flag=True,
     help="Take it even if this node has less of the log than the backup before.",
 )
+@click.option(
+    "--max-rate",
+    type=click.FloatRange(min=0.1),
+    metavar="MIB",
+    help="Read at most so many MiB of the log a second, so that the node's clients notice less.",
+)
 @with_json
-def take_command(path: str, place: str, keep: int, allow_shorter: bool, as_json: bool) -> None:
+def take_command(
+    path: str, place: str, keep: int, allow_shorter: bool, max_rate: float | None, as_json: bool
+) -> None:
     """Take a backup of the node of FILE, on its machine; the node may run.
 
     Only what TARGET lacks is copied. Every record that is copied is checked. Until the backup is
@@ -85,6 +94,7 @@ def take_command(path: str, place: str, keep: int, allow_shorter: bool, as_json:
         task = bar.add_task("copying", total=None, note="")
         taken = take_backup(
             config, target, source, keep=keep, allow_shorter=allow_shorter,
+            pace=Pace(None if max_rate is None else max_rate * _MIB),
             progress=lambda done, due: bar.update(task, completed=done, total=due),
         )  # fmt: skip
     manifest = taken.manifest

@@ -9,14 +9,16 @@ import msgspec
 import pytest
 
 from hastore.backup import take as taking
+from hastore.backup import target as targets
 from hastore.backup.backups import find_backup, verify_backup
 from hastore.backup.manifest import PARTIAL, encode_manifest, number_of
 from hastore.backup.source import Source
-from hastore.backup.take import take_backup
+from hastore.backup.take import Pace, take_backup
 from hastore.backup.target import LocalTarget, open_target
+from hastore.clock import SystemClock
 from hastore.config.model import Role
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError, StoreInUseError, UsageError
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL, RealFileSystem, size_of
 from hastore.ha.node.node_state import CutIntent
 from hastore.ha.replica.rewind import cut_back
 from tests.backup.kit import FILE_SIZE, check, content, fill, in_step, running, take, wait_for
@@ -432,3 +434,63 @@ def test_a_place_that_fsspec_reaches(node):
     assert [number_of(name) for name in target.objects() if number_of(name)] == [2]
     target.remove(found.manifest.log[0].name)
     assert "is missing" in verify_backup(target).problems[0]
+
+
+def test_a_pace_bounds_the_rate_and_makes_up_for_no_time_lost():
+    """At 10 MB a second; another task holds the copy up for three seconds after the first one."""
+    now, waits = [0.0], []
+
+    class Clock(SystemClock):
+        def monotonic_ms(self):
+            return now[0] * 1e3
+
+    def wait(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    pace = Pace(10e6, Clock(), wait)
+    assert pace.chunk == 500_000  # 20 a second
+    assert (Pace(1.0).chunk, Pace(1e12).chunk, Pace(None).chunk) == (65_536, 4 << 20, 4 << 20)
+    for _ in range(20):
+        pace.took(pace.chunk)
+    assert now[0] == pytest.approx(1.0)
+    now[0] += 3.0
+    before = now[0]
+    for _ in range(20):
+        pace.took(pace.chunk)
+    assert now[0] - before == pytest.approx(0.95)  # the share of one read is not waited for
+    unbounded = Pace(None, Clock(), wait)
+    waits.clear()
+    unbounded.took(1 << 40)
+    assert not waits
+
+
+def test_the_log_is_read_at_its_pace(node, place):
+    read = []
+
+    class Noting(Pace):
+        def took(self, size):
+            read.append(size)
+
+    taken = take(node.config, place, pace=Noting(1.0))
+    assert sum(read) == node.store.max_offset == taken.copied_bytes
+    assert max(read) <= Noting(1.0).chunk
+    assert content(open_target(str(place)), check(place)) == node.bytes()
+
+
+def test_a_long_object_is_synced_in_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(targets, "_SYNC_BYTES", 1000)
+    synced = []
+
+    class Noting(RealFileSystem):
+        def create_new(self, path):
+            file = super().create_new(path)
+            sync = file.sync
+            file.sync = lambda: (synced.append(size_of(REAL, path)), sync())
+            return file
+
+    target = LocalTarget(str(tmp_path), Noting())
+    with target.locked(), target.new("log/x") as writer:
+        for _ in range(7):
+            writer.write(bytes(400))
+    assert synced == [1200, 2400, 2800]
