@@ -30,7 +30,7 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
-from hastore.cli.own_node import ANSWER_S, ask_status
+from hastore.cli.own_node import ANSWER_S, ask_status, of_each
 from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
@@ -256,11 +256,13 @@ def _refuse_living_group(config: Config, manifest: Manifest) -> None:
     own = config.security
     if own.api is Wire.TLS and own.ca is not None:
         security = with_tls(security, own.ca, own.certificate, own.key)
-    for number, address in sorted(manifest.addresses.items()):
-        if _answers(address, security):
+    addresses = dict(sorted(manifest.addresses.items()))
+    answers = of_each(addresses, lambda number: _answers(addresses[number], security))
+    for number, there in answers.items():
+        if there:
             raise HastoreError(
-                f"node {number} at {address} answers: the group is not lost; restore without"
-                " --as-only, as one more node, or stop that node for good"
+                f"node {number} at {addresses[number]} answers: the group is not lost; restore"
+                " without --as-only, as one more node, or stop that node for good"
             )
 
 

@@ -16,7 +16,7 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
-from hastore.cli.own_node import ANSWER_S, ask_own_status, node_name
+from hastore.cli.own_node import ANSWER_S, ask_own_status, node_name, of_each
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode
 
@@ -42,12 +42,8 @@ def can_stop_command(path: str, as_json: bool) -> int:
     in sync again, and ask anew before the next.
     """
     config = load_config(path)
-    own = ask_own_status(config, config.node, ANSWER_S)
-    others = {
-        number: ask_own_status(config, number, ANSWER_S)
-        for number in config.nodes
-        if number != config.node
-    }
+    others = of_each(config.nodes, lambda number: ask_own_status(config, number, ANSWER_S))
+    own = others.pop(config.node)
     found = verdict(config, own, {number: one for number, one in others.items() if one})
     if as_json:
         print_json({"node": config.node, "may_stop": found.may, "why": found.why})

@@ -22,7 +22,7 @@ from hastore.cli.common import (
 )
 from hastore.cli.doctor import Finding, Severity, check_node
 from hastore.cli.group_files import GroupFiles, Status
-from hastore.cli.own_node import pending_texts
+from hastore.cli.own_node import of_each, pending_texts
 from hastore.cli.status import GroupAnswers, refusal_text
 from hastore.config.file import load_config
 from hastore.config.model import Config
@@ -37,14 +37,16 @@ def check_group(path: str, config: Config) -> Iterator[Found]:
     """Check all nodes of the file's group; `config` is the content of the file at `path`."""
     group = GroupFiles(path)
     problems: dict[int, str] = {}
-    for number in config.nodes:
+
+    def ask(number: int) -> Status | None:
         try:
-            status = group.ask(number)
+            return group.ask(number)
         except HastoreError as wrong:
             problems[number] = str(wrong)
-            continue
-        if status is not None:
-            group.seen[number] = status
+            return None
+
+    told = of_each(config.nodes, ask)
+    group.seen |= {number: status for number, status in told.items() if status is not None}
     yield from _group(group.seen)
     for number in config.nodes:
         file = group.file_of(number)

@@ -15,6 +15,7 @@ from hastore.cli.own_node import (
     ask_own_status,
     file_mismatch,
     node_name,
+    of_each,
 )
 from hastore.config.file import load_config
 from hastore.errors import ConfigError, UsageError
@@ -40,11 +41,8 @@ class GroupFiles:
         Raises UsageError if another node answers at an address, or if the file's node runs with
         another file.
         """
-        self.seen = {}
-        for number in self.config.nodes:
-            status = self.ask(number)
-            if status is not None:
-                self.seen[number] = status
+        found = of_each(self.config.nodes, self.ask)
+        self.seen = {number: status for number, status in found.items() if status is not None}
         own = self.seen.get(self.config.node)
         differs = None if own is None else file_mismatch(self.path, self.config, own)
         if differs is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from hastore.cli.common import print_json, print_text, with_json, with_security
-from hastore.cli.own_node import ANSWER_S, ask_own_status
+from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each
 from hastore.config.file import load_names, parse_names
 from hastore.config.model import Config, Mode, NodeAddress
 from hastore.config.node_list import node_line, with_node, without_node
@@ -226,7 +226,7 @@ def _says_master(file: NodeFile) -> bool:
 
 def _ask(config: Config) -> Statuses:
     """Return the statuses of the group's nodes that answer."""
-    found = {number: ask_own_status(config, number, ANSWER_S) for number in config.nodes}
+    found = of_each(config.nodes, lambda number: ask_own_status(config, number, ANSWER_S))
     own = config.cluster, config.group
     return {
         number: one

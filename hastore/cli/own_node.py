@@ -3,8 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 from hastore.addresses import (
     KAZOO_MISSING,
@@ -34,6 +35,8 @@ REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
 _FIND_S = 5.0
 ANSWER_S = 1.0  # a node that hangs must not delay the command for long
+_ASKED_AT_ONCE = 32
+_T = TypeVar("_T")
 
 
 def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> None:
@@ -56,6 +59,18 @@ def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> No
             return
         time.sleep(_POLL_S)
         status = ask_status(address, ANSWER_S, *more)
+
+
+def of_each(numbers: Iterable[int], ask: Callable[[int], _T]) -> dict[int, _T]:
+    """Return what `ask` returns for each node; all are asked at once, since any may be silent.
+
+    Raises what the first of them, in the order of the numbers, has raised.
+    """
+    due = list(numbers)
+    if not due:
+        return {}
+    with ThreadPoolExecutor(min(len(due), _ASKED_AT_ONCE)) as pool:
+        return dict(zip(due, pool.map(ask, due), strict=True))
 
 
 def ask_node(config: Config) -> dict[str, Any] | None:

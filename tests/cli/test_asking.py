@@ -1,9 +1,12 @@
 """Commands wait for the master's replay, so that they find all messages acknowledged before."""
 
+import threading
+
 import pytest
 
 from hastore.cli import own_node, positions, read
-from hastore.cli.own_node import wait_replayed
+from hastore.cli.own_node import of_each, wait_replayed
+from hastore.errors import UsageError
 from tests.cli.kit import hastore
 from tests.process.harness import Group
 
@@ -64,3 +67,18 @@ def test_commands_that_look_at_queues_wait(monkeypatch, tmp_path):
         ):
             command.main([*arguments, "--bootstrap", address], standalone_mode=False)
     assert called == [read.consume_command, read.query_command, positions.import_command]
+
+
+def test_the_nodes_are_asked_at_once_and_the_first_failure_counts():
+    """Of four nodes, each waits until all are asked."""
+    asked = threading.Barrier(4, timeout=60.0)
+    assert of_each([3, 1, 2, 9], lambda number: asked.wait() >= 0 and number) == {
+        3: 3, 1: 1, 2: 2, 9: 9
+    }  # fmt: skip
+    assert of_each([], lambda number: number) == {}
+
+    def fail(number):
+        raise UsageError(f"node {number}")
+
+    with pytest.raises(UsageError, match="node 3"):
+        of_each([3, 1], fail)
