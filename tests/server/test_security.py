@@ -25,6 +25,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
 from hastore.config.model import (
     Config,
+    DLedgerConfig,
     HAConfig,
     Mode,
     NodeAddress,
@@ -215,6 +216,10 @@ class Pair:
         wait_for(lambda: self.master.backend.status()["takes_default"], "synchronous puts")
 
 
+# A slow disk lets nobody else be elected here; that would end a connection with its request.
+PATIENT = DLedgerConfig(election_timeout_ms=2_000)
+
+
 @pytest.fixture(params=[Mode.CLASSIC, Mode.DLEDGER])
 def make_pair(
     request: pytest.FixtureRequest, tmp_path: pathlib.Path, nodes: dict[int, NodeAddress]
@@ -228,7 +233,8 @@ def make_pair(
                 fields = {"mode": mode, **changes(number)}
                 config = config_in_group(tmp_path, number, nodes, **fields)
                 if mode is Mode.DLEDGER:
-                    made.append(DLedgerNode(replace(config, role=None), lambda: None))
+                    config = replace(config, role=None, dledger=PATIENT)
+                    made.append(DLedgerNode(config, lambda: None))
                 else:
                     made.append(Node(config, lambda: None))
                 made[-1].start()

@@ -63,6 +63,12 @@ class TlsWire(Wire):
         super().__init__(address, source=source)
         context = TlsContexts(files).client()
         self._engine = TlsEngine(context, server_side=False, host="127.0.0.1")
+        with contextlib.ExitStack() as at_failure:
+            at_failure.callback(self._socket.close)
+            self._open()
+            at_failure.pop_all()
+
+    def _open(self) -> None:
         self._socket.sendall(self._engine.take_outgoing())
         while not self._engine.open:
             data = self._socket.recv(65536)
