@@ -42,6 +42,10 @@ class Operated:
     name = ""
     note: dict[str, str] = {}  # by task: what was done, or why there is no figure
 
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Prepare in a folder that is not there yet. Raises NoPeer if the system is missing."""
+        raise NotImplementedError
+
     def __enter__(self) -> "Operated":
         return self
 
@@ -787,7 +791,7 @@ class Redis(Operated):
         self._processes.clear()
 
 
-SYSTEMS: tuple[Callable[[pathlib.Path], Operated], ...] = (
+SYSTEMS: tuple[type[Operated], ...] = (
     Hastore,
     HastoreDLedger,
     Rocket,

@@ -32,6 +32,7 @@ MORE = (
     "groups",
     "metrics_cost",
     "backup_live",
+    "tasks",
 )  # with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0

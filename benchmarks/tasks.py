@@ -2,10 +2,11 @@
 
     python -m benchmarks.tasks [--repeats 3] [--scale 1] [--dir FOLDER]
 
-Each system is started anew for each repeat, one after the other; operated.py says how each does the
-task. A sender puts one message after the other and tries again at once if one fails; the pause of a
-task is the longest time between two confirmed messages. Every system keeps each message on another
-node before it confirms it; how durably differs (docs/benchmarks.md).
+It ends with the table for docs/benchmarks.md. Each system is started anew for each repeat, one after
+the other; operated.py says how each does the task. A sender puts one message after the other and
+tries again at once if one fails; the pause of a task is the longest time between two confirmed
+messages. Every system keeps each message on another node before it confirms it; how durably differs
+(docs/benchmarks.md).
 """
 
 import contextlib
@@ -14,12 +15,13 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.common import MIB, arguments, figure, save, say, scratch
+from benchmarks.common import MIB, Spread, arguments, figure, save, say, scratch
 from benchmarks.maven import NoPeer, peer_version
 from benchmarks.operated import SYSTEMS, Operated
+from benchmarks.report import spread_text, table_of
 
 FILL_MIB = 256
 AROUND = 20  # confirmed messages before a task, and after it
@@ -131,7 +133,7 @@ def main() -> None:
                         found = run_system(system, place, size)
                         name = system.name
                 except NoPeer as reason:
-                    name = getattr(make, "name", "")
+                    name = make.name
                     if name not in missing:
                         say(f"{name} is left out: {reason}")
                     missing.add(name)
@@ -146,10 +148,26 @@ def main() -> None:
                 )
     figures: list[dict[str, Any]] = []
     for task, text in TASKS.items():
-        for name, took in seconds[task].items():
-            figures.append(figure(f"{text}; {name}", "s", took))
+        figures += [
+            figure(f"{text}; {name}", "s", found) for name, found in seconds[task].items()
+        ]
     versions = {one: peer_version(one) for one in ("rocketmq", "kafka")}
     save("tasks", figures, {"fill_mib": FILL_MIB * given.scale, **versions})
+    print(table(seconds), end="")
+
+
+def table(seconds: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Return the table of docs/benchmarks.md: seconds by task and system, and how it is done."""
+    systems = [system for system in SYSTEMS if system.name in seconds["start"]]
+    lines = []
+    for task, text in TASKS.items():
+        cells = []
+        for system in systems:
+            took = seconds[task].get(system.name)
+            cell = "" if took is None else spread_text(Spread.of(took).as_dict())
+            cells.append("; ".join(filter(None, (cell, system.note.get(task, "")))))
+        lines.append((text, *cells))
+    return table_of(("seconds", *(system.name for system in systems)), lines)
 
 
 if __name__ == "__main__":
