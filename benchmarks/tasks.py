@@ -2,8 +2,8 @@
 
     python -m benchmarks.tasks [--repeats 3] [--scale 1] [--dir FOLDER]
 
-It ends with the table for docs/benchmarks.md. Each system is started anew for each repeat, one after
-the other; operated.py says how each does the task. A sender puts one message after the other and
+It ends with the table for docs/benchmarks.md. Each system is started anew for each repeat, one
+after the other; operated.py says how each does the task. A sender puts one after the other and
 tries again at once if one fails; the pause of a task is the longest time between two confirmed
 messages. Every system keeps each message on another node before it confirms it; how durably differs
 (docs/benchmarks.md).
