@@ -33,6 +33,7 @@ MORE = (
     "metrics_cost",
     "backup_live",
     "tasks",
+    "develop",
 )  # with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0
