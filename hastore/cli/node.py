@@ -20,7 +20,7 @@ from hastore.cli.common import print_json, print_text, with_json, with_security
 from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each
 from hastore.config.file import load_names, parse_names
 from hastore.config.model import Config, Mode, NodeAddress
-from hastore.config.node_list import node_line, with_node, without_node
+from hastore.config.node_list import ListChange
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import replace_file
@@ -36,36 +36,6 @@ class NodeFile:
     path: str
     text: str
     config: Config
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of a group's list: a node goes, one comes, or both."""
-
-    gone: int | None = None
-    new: int | None = None
-    address: NodeAddress | None = None
-
-    def edited(self, file: NodeFile) -> str:
-        """Return the text of a file after the change; its own if there is nothing to change."""
-        text, nodes = file.text, file.config.nodes
-        if file.config.node == self.gone:
-            return text  # its node leaves the group, and needs no list any more
-        if self.new is not None and self.address is not None and self.new not in nodes:
-            text = with_node(text, self.new, self.address)
-        if self.gone is not None and self.gone in nodes:
-            text = without_node(text, self.gone)
-        return text
-
-    @property
-    def by_hand(self) -> str:
-        """Return what to do in `nodes` of a file that is not here."""
-        found = []
-        if self.new is not None and self.address is not None:
-            found.append(f"add the line {node_line(self.new, self.address)}")
-        if self.gone is not None:
-            found.append(f"remove node {self.gone}")
-        return ", and ".join(found)
 
 
 _files = click.argument("places", metavar="FILE...", nargs=-1, required=True)
@@ -105,7 +75,7 @@ def add_command(
     places: tuple[str, ...], number: int, api: str, ha: str, http: str, as_json: bool
 ) -> None:
     """Add a node to `nodes` in the files, and say what is left to do."""
-    change = Change(new=number, address=NodeAddress(api=api, ha=ha, http=http))
+    change = ListChange(new=number, address=NodeAddress(api=api, ha=ha, http=http))
     _carry_out(places, change, as_json)
 
 
@@ -116,7 +86,7 @@ def add_command(
 @with_json
 def remove_command(places: tuple[str, ...], number: int, as_json: bool) -> None:
     """Remove a node from `nodes` in the files, and say what is left to do."""
-    _carry_out(places, Change(gone=number), as_json)
+    _carry_out(places, ListChange(gone=number), as_json)
 
 
 @node_group.command("replace", short_help="Let a new node take the place of one.")
@@ -132,15 +102,15 @@ def replace_command(
     """Put a new node in the place of another one in the files, and say what is left to do."""
     if number == by:
         raise UsageError(f"node {number} cannot replace itself: a lost disk needs a new number")
-    change = Change(gone=number, new=by, address=NodeAddress(api=api, ha=ha, http=http))
+    change = ListChange(gone=number, new=by, address=NodeAddress(api=api, ha=ha, http=http))
     _carry_out(places, change, as_json)
 
 
-def _carry_out(places: Sequence[str], change: Change, as_json: bool) -> None:
+def _carry_out(places: Sequence[str], change: ListChange, as_json: bool) -> None:
     files = read_files(places)
     statuses = _ask(files[0].config)
     check_change(files, change, statuses)
-    edited = [(file, change.edited(file)) for file in files]
+    edited = [(file, change.edited(file.text, file.config)) for file in files]
     for file, text in edited:  # all are valid before the first is written
         parse_names(text, file.path)
     for file, text in edited:
@@ -201,15 +171,12 @@ def _read(path: str) -> NodeFile:
     return NodeFile(path, REAL.read_bytes(path).decode(), config)
 
 
-def check_change(files: Sequence[NodeFile], change: Change, statuses: Statuses) -> None:
+def check_change(files: Sequence[NodeFile], change: ListChange, statuses: Statuses) -> None:
     """Raise UsageError if a change must not be made."""
     for file in files:
-        listed = None if change.new is None else file.config.nodes.get(change.new)
-        if listed is not None and listed != change.address:
-            raise UsageError(
-                f"{file.path} has a node {change.new} with other addresses; nothing was changed: a"
-                " new node needs a number that the group never had"
-            )
+        refusal = change.refusal(file.config)
+        if refusal is not None:
+            raise UsageError(f"{file.path} {refusal}")
     masters = {file.config.node for file in files if _says_master(file)}
     masters |= {number for number, one in statuses.items() if one["writable"]}
     if change.gone in masters:
@@ -238,7 +205,7 @@ def _ask(config: Config) -> Statuses:
 # -- what is left ----------------------------------------------------------------------------------
 
 
-def steps(files: Sequence[NodeFile], change: Change, statuses: Statuses) -> list[str]:
+def steps(files: Sequence[NodeFile], change: ListChange, statuses: Statuses) -> list[str]:
     """Return what is left to do, in order, once the files here are changed."""
     here = {file.config.node: file for file in files}
     numbers = {number for file in files for number in file.config.nodes}

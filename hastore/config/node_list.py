@@ -4,9 +4,61 @@ The text is a valid configuration file. The caller checks the result as one (`pa
 edit of a file that is written in an unusual way may fail, but is not written then.
 """
 
+from dataclasses import dataclass
+
+import msgspec
 import yaml
 
-from hastore.config.model import NodeAddress
+from hastore.config.model import Config, NodeAddress
+
+
+@dataclass(frozen=True, slots=True)
+class ListChange:
+    """A change of a group's list: a node goes, one comes, or both."""
+
+    gone: int | None = None
+    new: int | None = None
+    address: NodeAddress | None = None  # of the new node
+
+    def refusal(self, config: Config) -> str | None:
+        """Return why the file with this configuration cannot be changed so; None if it can."""
+        listed = None if self.new is None else config.nodes.get(self.new)
+        if listed is None or listed == self.address:
+            return None
+        return (
+            f"has a node {self.new} with other addresses; nothing was changed: a new node needs a "
+            "number that the group never had"
+        )
+
+    def wanted(self, config: Config) -> Config:
+        """Return the configuration after the change; itself if there is nothing to change."""
+        nodes = dict(config.nodes)
+        if config.node == self.gone:
+            return config  # its node leaves the group, and needs no list any more
+        if self.new is not None and self.address is not None:
+            nodes.setdefault(self.new, self.address)
+        if self.gone is not None:
+            nodes.pop(self.gone, None)
+        return config if nodes == config.nodes else msgspec.structs.replace(config, nodes=nodes)
+
+    def edited(self, text: str, config: Config) -> str:
+        """Return the text of the file after the change; itself if there is nothing to change."""
+        after = self.wanted(config).nodes
+        if self.new is not None and self.new in after and self.new not in config.nodes:
+            text = with_node(text, self.new, after[self.new])
+        if self.gone is not None and self.gone in config.nodes and self.gone not in after:
+            text = without_node(text, self.gone)
+        return text
+
+    @property
+    def by_hand(self) -> str:
+        """Return what to do in `nodes` of a file that is not here."""
+        found = []
+        if self.new is not None and self.address is not None:
+            found.append(f"add the line {node_line(self.new, self.address)}")
+        if self.gone is not None:
+            found.append(f"remove node {self.gone}")
+        return ", and ".join(found)
 
 
 def with_node(text: str, number: int, address: NodeAddress) -> str:

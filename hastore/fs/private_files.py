@@ -5,15 +5,18 @@ import fcntl
 import os
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ConfigError, UsageError
 
 MAX_KEY_FILE_BYTES = 4096
 PRIVATE_MODE = 0o600
 PUBLIC_MODE = 0o644  # of what all users may read
+LOCK_POLL_S = 0.01
 UMASK_MODE = 0o666  # of what the umask of the user decides
 
 
@@ -142,8 +145,11 @@ def replace_file(path: str, data: bytes, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def folder_locked(path: str) -> Iterator[None]:
-    """Hold the lock of the folder that holds the file `path`, against other commands."""
+def folder_locked(path: str, wait_s: float | None = None) -> Iterator[None]:
+    """Hold the lock of the folder that holds the file `path`, against other commands.
+
+    With `wait_s`, raises ConfigError if another one holds it for longer.
+    """
     folder = os.path.dirname(os.path.realpath(path))
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -152,10 +158,28 @@ def folder_locked(path: str) -> Iterator[None]:
             f"{folder}: cannot be opened: {failure.strerror}; name a file in a folder that exists"
         ) from failure
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if wait_s is None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        else:
+            _lock_within(descriptor, folder, wait_s)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_within(descriptor: int, folder: str, wait_s: float) -> None:
+    end_ms, pause = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1000.0, threading.Event()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as held:
+            if SYSTEM_CLOCK.monotonic_ms() >= end_ms:
+                raise ConfigError(
+                    f"{folder}: another command has held its lock for {wait_s:g} s; let it end, "
+                    "and try again"
+                ) from held
+        pause.wait(LOCK_POLL_S)
 
 
 def _sync_folder(path: str) -> None:

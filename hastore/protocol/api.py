@@ -49,6 +49,8 @@ FENCED = "FENCED"  # status of Failed: a member commits what another one, or nob
 MEMBER_EXISTS = "MEMBER_EXISTS"  # status of Failed: another connection has this member's id
 MAX_SUBSCRIPTIONS = 1_000  # of a Join
 MAX_LOCK_QUEUES = 1_000  # of a Lock or an Unlock
+MAX_MEMBERS = 1_000  # of a MembersChange
+FILE_CHANGED = "FILE_CHANGED"  # status of Failed: an administrator has seen another file
 PRODUCER_ID = "HS_PID"
 SEQUENCE = "HS_SEQ"
 NO_REQUEST = "not a request of the client API"
@@ -82,6 +84,12 @@ QueuesByTopic = Annotated[
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
 Mechanism = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
 ScramMessage = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+NodeNumber = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+Endpoint = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Word = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
+FileVersion = Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
+RequestId = Annotated[str, msgspec.Meta(min_length=8, max_length=64)]
+Members = Annotated[list[NodeNumber], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -367,6 +375,53 @@ class Prove(_Message, frozen=True, tag="prove"):
     message: ScramMessage
 
 
+class NodePlaces(_Message, frozen=True):
+    """A node's addresses, as `nodes` in a configuration file has them."""
+
+    api: Endpoint
+    ha: Endpoint
+    http: Endpoint
+
+
+class NodesChange(_Message, frozen=True, tag="nodes"):
+    """Change `nodes` in the file of a node of mode classic: a node goes, one comes, or both."""
+
+    gone: NodeNumber | None = None
+    new: NodeNumber | None = None
+    address: NodePlaces | None = None  # of the new node
+
+
+class MembersChange(_Message, frozen=True, tag="members"):
+    """Ask the leader, in mode dledger, to hand over or to change the members.
+
+    `command` is that of `hastore dledger`, `term` and `members` are as the administrator saw them.
+    The outcome is in the leader's status, under this `id`.
+    """
+
+    id: RequestId
+    command: Word
+    node: NodeNumber
+    term: Int64
+    members: Members
+    by: NodeNumber | None = None
+
+
+class Administer(_Message, frozen=True, tag="administer"):
+    """Change the node's own configuration file, or give the leader a request.
+
+    `cluster`, `group` and `node` name the node that shall do it; another one refuses. A change of
+    the file needs its `version`, as an earlier answer has it; without one nothing is changed, and
+    the answer says what would be. It is harmless to repeat a request.
+    """
+
+    rid: Int64
+    cluster: Group
+    group: Group
+    node: NodeNumber
+    change: NodesChange | MembersChange
+    version: FileVersion | None = None
+
+
 RangeQuestion = AskDigest | AskBytes
 Query = FindKey | FindOffset | FindTime
 Reading = AskMap | AskStatus | AskTopics | AskConfigs | AskProducer
@@ -375,7 +430,8 @@ Sharing = Join | Leave | Lock | Unlock
 Transactional = EndTransaction | AskChecks
 Question = (
     Pull | Query | Reading | Commit | Fetch | RangeQuestion | TopicChange | Sharing | Transactional
-)
+    | Administer
+)  # fmt: skip
 Proving = Auth | Prove
 Request = Put | Question | Proving
 
@@ -616,6 +672,22 @@ class Checks(_Message, frozen=True, tag="checks."):
     halves: list[tuple[int, int, int]]
 
 
+class Administered(_Message, frozen=True, tag="administer."):
+    """The answer to Administer: whether the file was changed, or would be; or a request was given.
+
+    `file` is the node's configuration file, `version` the SHA-256 of its bytes now, in hex, `nodes`
+    what it lists now, and `role` its role; None in mode dledger, and with a registry. The answer to
+    a MembersChange has none of them.
+    """
+
+    rid: int
+    changed: bool
+    file: str = ""
+    version: str = ""
+    nodes: dict[int, NodePlaces] = {}
+    role: str | None = None
+
+
 class Challenge(_Message, frozen=True, tag="challenge"):
     """The answer to Auth: `message` is SCRAM's server-first-message."""
 
@@ -655,7 +727,7 @@ class Failed(_Message, frozen=True, tag="failed"):
 RangeReply = RangeDigest | RangeBytes
 Reply = (
     PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Configs | Positions
-    | ProducerKnown | Joined | Left | Locked | Notice | Checks
+    | ProducerKnown | Joined | Left | Locked | Notice | Checks | Administered
     | RangeReply | Challenge | Welcome | Failed
 )  # fmt: skip
 

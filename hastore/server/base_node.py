@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
 from hastore.config.checks import config_notes, remoting_refusal
+from hastore.config.file import parse_config
 from hastore.config.model import Config, NodeAddress, Wire
 from hastore.counters import ReplicationCounts
 from hastore.errors import ConfigError, NodeFailedError, StoreError, StoreMovedError
@@ -28,6 +29,7 @@ from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
 from hastore.security.slots import KnownHosts
 from hastore.security.tls_contexts import NodeTls
+from hastore.server.administration import Administration, Leading
 from hastore.server.api.access import Access
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.quotas import Quotas
@@ -81,7 +83,8 @@ class BaseNode:
     `failed` is set when the node must end; `failure` says which thread failed, and why.
     `identities` is None on a node that does not ask its clients who they are. `config_path` is the
     absolute path of the file that the node follows; `config_problem` returns why a changed file is
-    not followed, None if it is.
+    not followed, None if it is. `parse(text, path)` reads the content of that file as the node
+    does.
     """
 
     # A subclass sets these in its constructor.
@@ -99,6 +102,7 @@ class BaseNode:
         clock: Clock,
         config_path: str | None,
         config_problem: Callable[[], str | None],
+        parse: Callable[[str, str], Config] | None = None,
     ) -> None:
         self.config = config
         self.config_path = config_path
@@ -127,6 +131,7 @@ class BaseNode:
         self.ha_address = config.bound("ha")
         self.state = NodeState(fs, config.store.root)
         self._config_problem = config_problem
+        self._parse = parse or parse_config
         self._fs = fs
         self._clock = clock
         self._failing = threading.Lock()
@@ -156,11 +161,21 @@ class BaseNode:
         connect_delays(backend.store, delays)
         return delays
 
-    def _make_api(self, backend: ApiBackend, *, always_all: bool = False) -> ApiServer:
+    def _make_api(
+        self,
+        backend: ApiBackend,
+        *,
+        always_all: bool = False,
+        leading: Callable[[], Leading] | None = None,
+    ) -> ApiServer:
         access = None
         if self.identities is not None:
             access = Access(self.identities, self.audit.note, clock=self._clock)
             self._quotas = access.quotas
+        orders = Administration(
+            self.config, self.config_path, fs=self._fs, clock=self._clock, parse=self._parse,
+            leading=leading, on_change=self.wake,
+        )  # fmt: skip
         return ApiServer(
             self.config.bound("api"),
             backend,
@@ -171,6 +186,7 @@ class BaseNode:
             tls=self.tls.api,
             on_tls_failure=partial(self._tls_refused, "api"),
             access=access,
+            carry_out=orders.carry_out,
             make_door=partial(
                 make_door, self.config, self._network(), acl_counts=self.acl_counts,
                 delay_offsets=self.delays.next_offsets, announce=self.name_servers.attach,

@@ -20,6 +20,7 @@ from hastore.dledger.store.mmap_file_store import (
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.hello.peer import Call
 from hastore.ha.master.group_transfer import GroupTransferService, Outcome
+from hastore.server.administration import Leading
 from hastore.server.backend import DLedgerBackend, follower_name
 from hastore.server.base_node import BaseNode, read_secret, store_host
 from hastore.server.callbacks import connect_driver
@@ -68,9 +69,10 @@ class DLedgerNode(BaseNode):
         clock: Clock = SYSTEM_CLOCK,
         config_path: str | None = None,
         config_problem: Callable[[], str | None] = lambda: None,
+        parse: Callable[[str, str], Config] | None = None,
     ) -> None:
         """Prepare; `read_config` returns the configuration once after each change of the file."""
-        super().__init__(config, fs, clock, config_path, config_problem)
+        super().__init__(config, fs, clock, config_path, config_problem, parse)
         root, fail, read_config = config.store.root, self._on_failure, self._noted(read_config)
         self.store = _make_store(config, fs, clock, fail)
         messages = self.store.messages
@@ -114,9 +116,13 @@ class DLedgerNode(BaseNode):
         )
         self.backend = DLedgerBackend(self, config, self.driver, self.transfer, self.retention)
         self.delays = self._make_delays(self.backend)
-        self.api = self._make_api(self.backend, always_all=True)
+        self.api = self._make_api(self.backend, always_all=True, leading=self._leading)
         self.roles = GroupService(self.driver, self.backend, read_config, clock, on_failure=fail)
         connect_driver(self.store, self.driver, self.roles.note_leader)
+
+    def _leading(self) -> Leading:
+        core = self.driver.core
+        return Leading(self.driver.is_leader, None if core is None else core.leader)
 
     def _request_ended(self, request: RequestOutcome) -> None:
         reason = f"node {request.node}" + (f": {request.reason}" if request.reason else "")

@@ -53,9 +53,10 @@ class Node(BaseNode):
         clock: Clock = SYSTEM_CLOCK,
         config_path: str | None = None,
         config_problem: Callable[[], str | None] = lambda: None,
+        parse: Callable[[str, str], Config] | None = None,
     ) -> None:
         """Prepare; `read_config` returns the configuration once after each change of the file."""
-        super().__init__(config, fs, clock, config_path, config_problem)
+        super().__init__(config, fs, clock, config_path, config_problem, parse)
         root, fail, read_config = config.store.root, self._on_failure, self._noted(read_config)
         self.store = MessageStore(
             config.store, fs=fs, clock=clock, store_host=store_host(config), on_failure=fail

@@ -78,6 +78,10 @@ class ConfigWatch:
         self._seen = content
         return self._parse(content)
 
+    def parse(self, text: str, path: str) -> Config:
+        """Return what a file with this content says to the node. Raises ConfigError."""
+        return parse_config(text, path, self._overrides)
+
     def follow(self) -> Config | None:
         """Return the new configuration, once after each change; else None.
 
@@ -100,7 +104,7 @@ class ConfigWatch:
             raise config_error(
                 self.path, "", f"is not UTF-8: {error}", "save it as UTF-8"
             ) from error
-        config = parse_config(text, self.path, self._overrides)
+        config = self.parse(text, self.path)
         if self._mode is not None and config.mode is not self._mode:
             raise config_error(
                 self.path,

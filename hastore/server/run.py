@@ -128,6 +128,7 @@ def _make(watch: ConfigWatch, node_log: NodeLog) -> BaseNode:
         make = dledger_node.DLedgerNode
     return make(
         config, watch.follow, config_path=path, config_problem=lambda: watch.problem,
+        parse=watch.parse,
         fs=GROUP_READABLE if shared else REAL,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hastore.errors import ProtocolError
 from hastore.protocol import api
 
+PLACES = api.NodePlaces("tcp://h:1", "h:2", "h:3")
 REQUESTS = [
     api.Put(1, -1, True, 3000, 4, 5),
     api.Put(2),
@@ -24,6 +25,9 @@ REQUESTS = [
     api.AskDigest(13, 5, 5),
     api.AskBytes(14, 100, 200),
     api.AskProducer(12, "p"),
+    api.Administer(15, "c", "g", 2, api.NodesChange(3, 4, PLACES), "f" * 64),
+    api.Administer(16, "c", "g", 2, api.NodesChange(3)),
+    api.Administer(17, "c", "g", 1, api.MembersChange("12345678", "replace", 3, 7, [1, 2, 3], 4)),
 ]
 REPLIES = [
     api.PutDone(1, api.Status.PUT_OK, 65537, "SYNC_MEM(1)", [0, 100], [1, 1], [5, 6]),
@@ -41,6 +45,8 @@ REPLIES = [
     api.RangeDigest(13, bytes(16), 0, 4096, [(65537, 0)]),
     api.RangeDigest(13, None, 50, 60),
     api.RangeBytes(14, True, 0, 4096, [(0, 100)]),
+    api.Administered(15, True, "/etc/n.yaml", "f" * 64, {1: PLACES, 4: PLACES}, "SLAVE"),
+    api.Administered(17, False),
 ]
 
 
@@ -136,3 +142,20 @@ def test_a_changed_byte_gives_a_message_or_a_protocol_error(
         assert api.decode_request(bytes(raw)).rid >= 0
     except ProtocolError:
         return
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["nodes", 0], ["nodes", 65_536], ["nodes", "3"], ["nodes", None, 4, ["tcp://h:1", "h:2"]],
+        ["nodes", None, 4, ["", "h:2", "h:3"]], ["nodes", None, 4, ["x" * 513, "h:2", "h:3"]],
+        ["members", "1234567", "add", 4, 1, [1]], ["members", "x" * 65, "add", 4, 1, [1]],
+        ["members", "12345678", "x" * 33, 4, 1, [1]], ["members", "12345678", "add", 4, -1, [1]],
+        ["members", "12345678", "add", 4, 1, []], ["members", "12345678", "add", 4, 1, [0]],
+        ["members", "12345678", "add", 4, 1, [1] * (api.MAX_MEMBERS + 1)],
+        ["other", 3], [], None,
+    ],
+)  # fmt: skip
+def test_what_an_administrator_asks_for_is_bounded(change: object) -> None:
+    with pytest.raises(ProtocolError):
+        api.decode_request(msgspec.msgpack.encode(["administer", 1, "c", "g", 2, change]))

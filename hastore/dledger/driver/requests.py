@@ -2,8 +2,9 @@
 
 RequestFile is `<store.root>/hastore/dledger-request.json`; the RequestRunner of the driver carries
 it out on the leader. `hastore dledger transfer|add|replace|remove -c FILE` writes the file, as
-`hastore promote` does once.json. There is no other way in: no client and no peer can ask for this
-over the network. Whoever may write the file may also write the node's log.
+`hastore promote` does once.json. Whoever may write the file may also write the node's log. Over the
+network only an identity with the right `admin` can have it written, by the node itself
+(server/administration.py); no other client and no peer can.
 
     hastore dledger ...                            the node (DLedgerDriver, each 200 ms)
       reads the status: term, leader, members
@@ -105,12 +106,13 @@ def write_request(
     members: tuple[int, ...],
     wall_ms: int,
     by: int | None = None,
+    request_id: str | None = None,
 ) -> str:
     """Write the file durably, for the node that has this store; return the request's id.
 
-    `term` and `members` are those that the node's status shows. A file that the node has not taken
-    yet is replaced. Raises HastoreError if the store is not on this machine, OSError if the file
-    cannot be written.
+    Without `request_id` it gets a random one. `term` and `members` are those that the node's status
+    shows. A file that the node has not taken yet is replaced. Raises HastoreError if the store is
+    not on this machine, OSError if the file cannot be written.
     """
     if not fs.is_dir(f"{root}/hastore"):
         raise HastoreError(
@@ -118,7 +120,7 @@ def write_request(
             "on the node's machine, in the directory where the node was started"
         )
     request = AdminRequest(
-        id=secrets.token_hex(8),
+        id=secrets.token_hex(8) if request_id is None else request_id,
         command=command,
         node=node,
         term=term,

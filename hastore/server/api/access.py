@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hastore.addresses import is_loopback
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
@@ -38,6 +39,10 @@ _ALL_TOPICS = "*"
 _WHO = (
     "this node asks its clients who they are: name identity and key_file in the client's security "
     "file (HASTORE_SECURITY, or --security of commands; other clients: the request auth)"
+)
+_NO_TLS = (
+    "a change of a node from another machine needs TLS, since whoever is on the way could make one "
+    "too: set security.api: tls at the node, or give the command on its machine"
 )
 _NEVER = float("inf")
 _Sharing = api.Join | api.Leave | api.Lock | api.Unlock
@@ -172,6 +177,8 @@ class Access:
         assert connection.proof is not None
         identity = connection.proof.identity
         why = _refusal(identity, request)
+        if why is None and isinstance(request, api.Administer) and not _is_safe(connection):
+            why = _NO_TLS
         if why is None and isinstance(request, api.Commit):
             why = self.quotas.why_no_position(identity, request.group, request.topic)
         if why is not None:
@@ -193,6 +200,12 @@ class Access:
             outcome="forbidden",
             reason=reason,
         )
+
+    def administered(
+        self, name: str, address: str, action: str, outcome: str, reason: str
+    ) -> None:
+        """Note what came of a change that the administrator `name` has asked for; any thread."""
+        self._note(action, identity=name, address=address, outcome=outcome, reason=reason)
 
     def visible(
         self, connection: Connection, reply: api.Topics | api.Configs
@@ -275,6 +288,11 @@ def _certificate_text(connection: Connection) -> str:
     return f"the certificate {name} is no identity with `certificate: true` here; "
 
 
+def _is_safe(connection: Connection) -> bool:
+    """Whether nobody on the way can send requests on a connection."""
+    return connection.tls is not None or is_loopback(connection.address[0])
+
+
 def _expiry_ms(connection: Connection) -> float:
     """Return the wall time at which a client's certificate expires."""
     assert connection.tls is not None and connection.tls.peer is not None
@@ -296,6 +314,13 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
         if identity.is_admin:
             return None
         return f"identity {identity.name} is no admin, so it may not change topics"
+    if isinstance(request, api.Administer):
+        if identity.is_admin:
+            return None
+        return (
+            f"identity {identity.name} is no admin, so it may not change a node; whoever keeps the "
+            "node's file of identities can set its `admin`"
+        )
     if isinstance(request, api.AskTopics | api.AskConfigs):
         topic = request.topic
         if topic is None or identity.may_consume(topic) or identity.may_produce(topic):

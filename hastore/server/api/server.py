@@ -60,6 +60,7 @@ from hastore.protocol.zmtp import Message
 from hastore.security.identities import CHECK_MS
 from hastore.security.tls_contexts import TlsContexts
 from hastore.server.api.access import FORBIDDEN, REFUSED_MAX, UNAUTHENTICATED, Access
+from hastore.server.api.administering import AdminService, CarryOut
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY, ColdReads
 from hastore.server.api.commits import CommitHandler, CommitsRead, PositionTable
@@ -95,6 +96,10 @@ LINGER_S = 0.2  # for unsent replies when the server stops
 _NO_IDENTITIES = (
     "this node has no identities, so it cannot prove that it knows yours: set the node's "
     "`security.identities`, or give the client no identity for it"
+)
+_NOBODY_MAY = (
+    "this node does not ask its clients who they are, so nobody may change it from elsewhere: set "
+    "security.identities in its file and start it again, or give the command on its machine"
 )
 _READS = (  # what a node that was removed from its group refuses
     *(api.Pull, api.Fetch, api.Commit, api.AskTopics, api.AskConfigs),
@@ -194,6 +199,7 @@ class ApiServer(Service):
         tls: TlsContexts | None = None,
         on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         access: Access | None = None,
+        carry_out: CarryOut | None = None,
         make_door: Callable[[ApiParts], FrameDoor] | None = None,
         fast_port: bool = False,
         slow_ms: float | None = None,
@@ -201,16 +207,14 @@ class ApiServer(Service):
         """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
 
         With `tls` clients must speak TLS: `on_tls_failure(address, why)` is called for each that
-        it refuses. With `access` they must prove who they are. RocketMQ's frames go to the door
-        that `make_door` makes; else their connections are ended. `fast_port`: FAST_PORT_BELOW.
+        it refuses. With `access` they must prove who they are; `carry_out` does what admins ask
+        for, in a thread of its own. RocketMQ's frames go to the door that `make_door` makes; else
+        their connections are ended. `fast_port`: FAST_PORT_BELOW.
         Puts and pulls that take longer than `slow_ms` are logged.
         """
         super().__init__("ApiServer", on_failure=on_failure)
-        self._bind_address = bind_address
-        self._backend = backend
-        self._config = config
-        self._clock = clock
-        self._fast_port = fast_port
+        self._bind_address, self._backend = bind_address, backend
+        self._config, self._clock, self._fast_port = config, clock, fast_port
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wakeup)  # a confirmation after `stop` may use it
         self._woken = False
@@ -244,6 +248,7 @@ class ApiServer(Service):
         self._positions_cold = False  # a thread of ColdReads reads the next of them
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
+        self._admin = self._make_admin(carry_out, on_failure)
         self._handshakes: Handshakes[Connection] = Handshakes(self.wake, on_failure=on_failure)
         self._door: FrameDoor | None = None if make_door is None else make_door(self._parts())
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
@@ -252,6 +257,13 @@ class ApiServer(Service):
         self._malformed = 0
         self._bursts = BurstMemory(2 * KEPT_BYTES)  # the heap keeps so much anyway
         self.endpoint = bind_address
+
+    def _make_admin(self, carry_out: CarryOut | None, fail: OnFailure) -> AdminService | None:
+        if self._access is None or carry_out is None:
+            return None
+        return AdminService(
+            self._backend, self._access, carry_out, self._clock, self.wake, on_failure=fail
+        )
 
     def _parts(self) -> ApiParts:
         return ApiParts(
@@ -287,6 +299,8 @@ class ApiServer(Service):
         self._ranges.start()
         self._queries.start()
         self._cold.start()
+        if self._admin is not None:
+            self._admin.start()
         if self._tls is not None:
             self._handshakes.start()
         super().start()
@@ -416,6 +430,8 @@ class ApiServer(Service):
             self._ranges.stop()
             self._queries.stop()
             self._cold.stop()
+            if self._admin is not None:
+                self._admin.stop()
             self._handshakes.stop()
 
     def _release(self) -> None:
@@ -497,6 +513,8 @@ class ApiServer(Service):
         door = self._door
         if door is not None and door.has_due:
             done = True
+        if self._admin is not None and self._admin.has_done:
+            done = True
         if done or readers or newcomers or self._reading_positions:
             timeout_s = 0.0
         else:
@@ -525,6 +543,8 @@ class ApiServer(Service):
             self._answer_read(self._ranges.pop_done())
         if self._queries.has_done:
             self._answer_read(self._queries.pop_done())
+        if self._admin is not None and self._admin.has_done:
+            self._answer_read(self._admin.pop_done())
         for step in self._handshakes.pop_done():
             connections.shake_on(step)
         # Gathered puts wait until the iteration ends, so replies to pulls bound it too.
@@ -774,6 +794,8 @@ class ApiServer(Service):
             self._change_topic(connection, request)
         elif isinstance(request, api.Transactional):
             self._take_transaction(connection, request)
+        elif isinstance(request, api.Administer):
+            self._administer(connection, request)
         elif isinstance(request, api.Query) or _is_listing(request):
             busy = self._queries.accept_query(connection, request)
             if busy is not None:
@@ -810,6 +832,14 @@ class ApiServer(Service):
             self._door.take_own(connection, request)
         except Exception as failure:  # it is unknown whether it was answered
             self._end(connection, self._failures.note("a transaction", failure)[1])
+
+    def _administer(self, connection: Connection, request: api.Administer) -> None:
+        if self._admin is None:
+            self._fail(connection, request.rid, FORBIDDEN, _NOBODY_MAY)
+            return
+        busy = self._admin.accept_change(connection, request)
+        if busy is not None:
+            self._fail(connection, request.rid, "BUSY", busy)
 
     def _visible(self, connection: Connection, reply: api.Reply) -> api.Reply:
         """Return a reply, without the topics that the connection's identity may not see."""

@@ -18,6 +18,7 @@ from hastore.security.identities import Identities
 from hastore.security.scram import MECHANISM, ScramClient
 from hastore.security.tls_contexts import TlsContexts
 from hastore.server.api.access import Access
+from hastore.server.api.administering import CarryOut
 from hastore.server.api.server import ApiParts, ApiServer, FrameDoor
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
@@ -76,6 +77,7 @@ class Secured:
         config: ApiConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
         make_door: Callable[[ApiParts], FrameDoor] | None = None,
+        carry_out: CarryOut | None = None,
     ) -> Iterator[ApiServer]:
         """Run a server."""
         access = None
@@ -91,6 +93,7 @@ class Secured:
             tls=contexts,
             access=access,
             make_door=make_door,
+            carry_out=carry_out,
         )
         running.start()
         try:

@@ -1,0 +1,254 @@
+"""What an administrator may have a node do over the network, as commands do on its machine.
+
+    NodesChange     `nodes` in the node's own configuration file, in mode classic
+    MembersChange   a request in the leader's store, in mode dledger (dledger/driver/requests.py)
+
+Who asks was checked before (server/api/access.py), by a right of the node's own file of identities.
+Nothing here needs the node to agree with anybody: the file counts as if it had been edited on the
+machine, so the rules of promotions protect the group from a file that was forgotten. A request is
+only taken by the node that it names. It can be repeated after any failure: a file that says already
+what is wanted stays, and a request with an id that was given before is not given again. Of two
+administrators who have seen the same file, the second finds another version and changes nothing.
+"""
+
+import hashlib
+import logging
+import os
+import stat
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import yaml
+
+from hastore.clock import Clock
+from hastore.config.file import MAX_FILE_BYTES, parse_config
+from hastore.config.model import Config, Mode, NodeAddress
+from hastore.config.node_list import ListChange
+from hastore.errors import ConfigError, UsageError
+from hastore.fs.filesystem import REAL, FileSystem
+from hastore.fs.private_files import folder_locked, replace_file
+from hastore.protocol import api
+
+log = logging.getLogger(__name__)
+
+LOCK_WAIT_S = 3.0  # for a command that has the folder of a file locked
+REMEMBERED = 256  # ids of requests that were given
+_UNUSUAL = (KeyError, ValueError, IndexError, AttributeError, AssertionError, StopIteration)
+
+
+class Leading(NamedTuple):
+    """What a node of mode dledger knows of the leadership."""
+
+    leads: bool
+    leader: int | None
+
+
+class File(NamedTuple):
+    """The node's configuration file, as it is now."""
+
+    path: str
+    text: str
+    config: Config
+    version: str
+
+
+class Administration:
+    """Carry out requests of administrators for one node; used by one thread at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        path: str | None,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        parse: Callable[[str, str], Config] = parse_config,
+        leading: Callable[[], Leading] | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare, for the node that follows the file at `path`, if it does follow one.
+
+        `parse(text, path)` reads the content of a file as the node would, and raises ConfigError.
+        `leading` is given in mode dledger. `on_change` is called after each change of the file.
+        """
+        self._config = config
+        self._path = path
+        self._fs = fs
+        self._clock = clock
+        self._parse = parse
+        self._leading = leading
+        self._on_change = on_change
+        self._given: deque[str] = deque(maxlen=REMEMBERED)
+
+    def carry_out(self, request: api.Administer) -> api.Administered | api.Failed:
+        """Do what is asked, durably.
+
+        Raises UsageError if it must not be done, ConfigError if the file cannot be read or written;
+        nothing was changed then.
+        """
+        own = self._config
+        asked, here = (request.cluster, request.group, request.node), (own.cluster, own.group)
+        if asked != (*here, own.node):
+            raise UsageError(
+                f"this is node {own.node} of {'/'.join(here)}, not node {asked[2]} of "
+                f"{'/'.join(asked[:2])}; nothing was changed: correct the address"
+            )
+        if isinstance(request.change, api.NodesChange):
+            return self._change_nodes(request, request.change)
+        return self._give(request, request.change)
+
+    # -- mode classic
+
+    def _change_nodes(
+        self, request: api.Administer, asked: api.NodesChange
+    ) -> api.Administered | api.Failed:
+        if self._config.mode is not Mode.CLASSIC:
+            raise UsageError(
+                "this node is of mode dledger, whose members are in the log; see "
+                "`hastore dledger add --help`"
+            )
+        change = _list_change(asked)
+        path = self._own_path()
+        with folder_locked(path, LOCK_WAIT_S):
+            file = self._read(path)
+            refusal = change.refusal(file.config)
+            if refusal is not None:
+                raise UsageError(f"{file.path} {refusal}")
+            wanted = change.wanted(file.config)
+            if wanted == file.config:
+                return _answer(request, file, changed=False)
+            text = self._edited(file, change, wanted)
+            if request.version is None:
+                return _answer(request, file, changed=True)
+            if request.version != file.version:
+                return _changed_meanwhile(request, file)
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+            replace_file(path, text.encode(), mode)
+        log.warning("an administrator has changed `nodes` in %s: %s", path, _listed(wanted))
+        self._on_change()
+        return _answer(request, File(path, text, wanted, _version(text)), changed=True)
+
+    def _own_path(self) -> str:
+        if self._path is None:
+            raise ConfigError("this node follows no configuration file")
+        path = os.path.realpath(self._path)  # a link stays, and its file is replaced
+        folder = os.path.dirname(path)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"{path}: the node's user may not write into {folder}; give it that right "
+                "(docs/operations.md), or give the command on the node's machine"
+            )
+        return path
+
+    def _read(self, path: str) -> File:
+        try:
+            content = REAL.read_bytes(path, MAX_FILE_BYTES + 1)
+        except OSError as failure:
+            raise ConfigError(f"{path}: cannot be read: {failure.strerror}") from failure
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as failure:
+            raise UsageError(f"{path}: is not UTF-8, and the node does not follow it") from failure
+        try:
+            config = self._parse(text, path)
+        except ConfigError as wrong:
+            raise UsageError(f"the node does not follow its file as it is now: {wrong}") from wrong
+        own = self._config
+        if (config.cluster, config.group, config.node) != (own.cluster, own.group, own.node):
+            raise UsageError(
+                f"{path} is now the file of node {config.node} of {config.cluster}/{config.group}"
+            )
+        return File(path, text, config, _version(text))
+
+    def _edited(self, file: File, change: ListChange, wanted: Config) -> str:
+        """Return the text after the change. Raises UsageError if it would not be as wanted."""
+        try:
+            text = change.edited(file.text, file.config)
+            after = self._parse(text, file.path)
+        except ConfigError as wrong:
+            raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
+        except (*_UNUSUAL, yaml.YAMLError) as failure:
+            raise UsageError(f"{file.path}: {_BY_HAND}") from failure
+        if after != wanted:
+            raise UsageError(f"{file.path}: {_BY_HAND}")
+        return text
+
+    # -- mode dledger
+
+    def _give(
+        self, request: api.Administer, asked: api.MembersChange
+    ) -> api.Administered | api.Failed:
+        if self._leading is None:
+            raise UsageError(
+                "this node is of mode classic, whose nodes are in its files; see "
+                "`hastore node add --help`"
+            )
+        from hastore.dledger.driver import requests  # mode classic does not need it
+
+        if asked.command not in requests.COMMANDS or (asked.command == "replace") != (
+            asked.by is not None
+        ):
+            raise UsageError(f"{asked.command!r} is no request to the leader")
+        if asked.id in self._given:
+            return api.Administered(request.rid, False)
+        now = self._leading()
+        if not now.leads:
+            leader = "no leader is known" if now.leader is None else f"node {now.leader} leads"
+            return api.Failed(
+                request.rid, "SERVICE_NOT_AVAILABLE", f"this node does not lead; {leader}"
+            )
+        root = self._config.store.root
+        path = requests.request_path(root)
+        with folder_locked(path, LOCK_WAIT_S):
+            if self._fs.exists(path):
+                return api.Failed(
+                    request.rid, "BUSY", "another administrator's request waits; try again"
+                )
+            requests.write_request(
+                self._fs, root, asked.command, asked.node, term=asked.term,
+                members=tuple(asked.members), wall_ms=self._clock.wall_ms(), by=asked.by,
+                request_id=asked.id,
+            )  # fmt: skip
+        self._given.append(asked.id)
+        return api.Administered(request.rid, True)
+
+
+_BY_HAND = "`nodes` is written in a way that cannot be edited safely; edit it by hand"
+
+
+def _list_change(asked: api.NodesChange) -> ListChange:
+    if asked.new is None and asked.gone is None or asked.new == asked.gone:
+        raise UsageError("the change names no node, or one twice")
+    if (asked.new is None) != (asked.address is None):
+        raise UsageError("a new node needs its addresses")
+    address = None if asked.address is None else NodeAddress(
+        api=asked.address.api, ha=asked.address.ha, http=asked.address.http
+    )  # fmt: skip
+    return ListChange(asked.gone, asked.new, address)
+
+
+def _answer(request: api.Administer, file: File, *, changed: bool) -> api.Administered:
+    config = file.config
+    nodes = {
+        number: api.NodePlaces(one.api, one.ha, one.http) for number, one in config.nodes.items()
+    }
+    has_role = config.role is not None and config.registry is None
+    role = config.assigned_role.value if has_role else None
+    return api.Administered(request.rid, changed, file.path, file.version, nodes, role)
+
+
+def _changed_meanwhile(request: api.Administer, file: File) -> api.Failed:
+    reason = (
+        f"{file.path} was changed since it was looked at, and lists node {_listed(file.config)} "
+        "now; nothing was changed: look again"
+    )
+    return api.Failed(request.rid, api.FILE_CHANGED, reason)
+
+
+def _listed(config: Config) -> str:
+    return ", ".join(map(str, sorted(config.nodes)))
+
+
+def _version(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

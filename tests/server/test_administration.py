@@ -1,0 +1,264 @@
+"""What a node does for an administrator over the network: its file, and requests to a leader."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+
+import pytest
+import yaml
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.file import load_config, parse_config
+from hastore.config.model import Config
+from hastore.dledger.driver.requests import request_path
+from hastore.errors import ConfigError, UsageError
+from hastore.fs.filesystem import REAL
+from hastore.fs.private_files import folder_locked
+from hastore.protocol import api
+from hastore.server import administration
+from hastore.server.administration import Administration, Leading
+
+PLACES = api.NodePlaces("tcp://127.0.0.1:41", "127.0.0.1:42", "127.0.0.1:43")
+SLY = 'tcp://127.0.0.1:41", ha: "127.0.0.1:42", http: "127.0.0.1:43"} # '  # ends the line
+ADD = api.NodesChange(new=4, address=PLACES)
+
+
+def write(folder: pathlib.Path, number: int = 2, **changes: object) -> pathlib.Path:
+    """Write a node's file as a person would, with comments."""
+    lines = "".join(
+        f'  {n}: {{api: "tcp://127.0.0.1:{n}1", ha: "127.0.0.1:{n}2", http: "127.0.0.1:{n}3"}}'
+        f"  # rack {n}\n"
+        for n in (1, 2, 3)
+    )
+    settings = {"cluster": "c", "group": "g", "node": number, "acks": 1, "role": "SLAVE", **changes}
+    text = yaml.safe_dump({key: value for key, value in settings.items() if value is not None})
+    path = folder / f"node{number}.yaml"
+    root = folder / f"data{number}"
+    path.write_text(f"# node {number}\n{text}nodes:\n{lines}store:\n  root: {root}\n")
+    return path
+
+
+def node_of(path: pathlib.Path, **more: object) -> Administration:
+    return Administration(
+        load_config(str(path)),
+        str(path),
+        fs=REAL,
+        clock=SYSTEM_CLOCK,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def order(
+    change: api.NodesChange | api.MembersChange, version: str | None = None, node: int = 2
+) -> api.Administer:
+    return api.Administer(7, "c", "g", node, change, version)
+
+
+def done(
+    node: Administration, change: api.NodesChange | api.MembersChange, version: str | None = None
+) -> api.Administered:
+    reply = node.carry_out(order(change, version))
+    assert isinstance(reply, api.Administered) and reply.rid == 7, reply
+    return reply
+
+
+def test_a_look_then_the_change_then_back(tmp_path: pathlib.Path) -> None:
+    path, news = write(tmp_path), []
+    path.chmod(0o640)
+    before = path.read_bytes()
+    node = node_of(path, on_change=lambda: news.append(1))
+    look = done(node, ADD)
+    assert look.changed and path.read_bytes() == before and not news
+    assert look.version == hashlib.sha256(before).hexdigest()
+    assert (look.file, look.role, sorted(look.nodes)) == (str(path), "SLAVE", [1, 2, 3])
+    made = done(node, ADD, look.version)
+    assert made.changed and made.nodes[4] == PLACES and news == [1]
+    assert made.version == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert sorted(load_config(str(path)).nodes) == [1, 2, 3, 4]
+    assert "# rack 3" in path.read_text() and path.stat().st_mode & 0o777 == 0o640
+    again = done(node, ADD, look.version)  # a repeat, whatever its version
+    assert not again.changed and again.version == made.version and news == [1]
+    back = done(node, api.NodesChange(gone=4), again.version)
+    assert back.changed and path.read_bytes() == before
+
+
+def test_a_node_is_replaced_and_one_that_leaves_keeps_its_file(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path)
+    node, change = node_of(path), api.NodesChange(3, 4, PLACES)
+    assert sorted(done(node, change, done(node, change).version).nodes) == [1, 2, 4]
+    look = done(node, api.NodesChange(gone=2))
+    assert not look.changed
+
+
+def test_the_second_of_two_administrators_changes_nothing(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path)
+    node = node_of(path)
+    seen = done(node, ADD).version
+    done(node, api.NodesChange(gone=3), seen)
+    now = path.read_bytes()
+    reply = node.carry_out(order(ADD, seen))
+    assert isinstance(reply, api.Failed) and reply.status == api.FILE_CHANGED
+    assert "lists node 1, 2 now" in reply.reason and path.read_bytes() == now
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (api.NodesChange(new=3, address=PLACES), "with other addresses"),
+        (api.NodesChange(), "names no node"),
+        (api.NodesChange(4, 4, PLACES), "one twice"),
+        (api.NodesChange(new=4), "needs its addresses"),
+        (api.NodesChange(new=4, address=api.NodePlaces("h", "h:2", "h:3")), "not be valid"),
+        (api.NodesChange(new=4, address=api.NodePlaces('a"', "h:2", "h:3")), "not valid YAML"),
+        (api.NodesChange(new=4, address=api.NodePlaces(SLY, "h:2", "h:3")), "cannot be edited"),
+        (
+            api.NodesChange(
+                new=4, address=api.NodePlaces("tcp://127.0.0.1:11", "127.0.0.1:12", "h:3")
+            ),
+            "is also nodes.1",
+        ),
+        (api.MembersChange("12345678", "add", 4, 1, [1]), "mode classic"),
+    ],
+)
+def test_what_must_not_be_done_is_refused_at_the_look(
+    tmp_path: pathlib.Path, change: api.NodesChange, match: str
+) -> None:
+    path = write(tmp_path)
+    before = path.read_bytes()
+    for version in (None, hashlib.sha256(before).hexdigest()):
+        with pytest.raises(UsageError, match=match):
+            node_of(path).carry_out(order(change, version))
+    assert path.read_bytes() == before
+
+
+def test_a_list_that_acks_would_rule_out(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path, acks=2)
+    with pytest.raises(UsageError, match="not be valid: .*acks"):
+        node_of(path).carry_out(order(api.NodesChange(gone=3)))
+
+
+@pytest.mark.parametrize("cluster, group, node", [("d", "g", 2), ("c", "h", 2), ("c", "g", 3)])
+def test_only_the_node_that_is_named_does_it(
+    tmp_path: pathlib.Path, cluster: str, group: str, node: int
+) -> None:
+    path = write(tmp_path)
+    request = api.Administer(1, cluster, group, node, ADD)
+    with pytest.raises(UsageError, match="this is node 2 of c/g, not node"):
+        node_of(path).carry_out(request)
+
+
+def test_files_that_are_not_changed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    node = node_of(path)
+    good = path.read_text()
+    nowhere = Administration(load_config(str(path)), None, fs=REAL, clock=SYSTEM_CLOCK)
+    with pytest.raises(ConfigError, match="follows no configuration file"):
+        nowhere.carry_out(order(ADD))
+    path.write_text(good + "x: 1\n")  # half of an operator's edit
+    with pytest.raises(UsageError, match="does not follow its file as it is now"):
+        node.carry_out(order(ADD))
+    path.write_bytes(good.encode() + b"\xff")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        node.carry_out(order(ADD))
+    path.write_text(good.replace("node: 2", "node: 3"))
+    with pytest.raises(UsageError, match="is now the file of node 3"):
+        node.carry_out(order(ADD))
+    path.write_text(good.replace("nodes:", "nodes: &all", 1) + "# *all\n")
+    assert done(node, ADD).changed, "an anchor alone is no obstacle"
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        node.carry_out(order(ADD))
+    path.write_text(good)
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    with pytest.raises(ConfigError, match="the node's user may not write into"):
+        node.carry_out(order(ADD))
+
+
+def test_overrides_of_the_command_line_count_in_the_check(tmp_path: pathlib.Path) -> None:
+    def parse(text: str, path: str) -> Config:
+        return parse_config(text, path, {"acks": "2"})
+
+    path = write(tmp_path)
+    with pytest.raises(UsageError, match="-o acks"):
+        node_of(path, parse=parse).carry_out(order(api.NodesChange(gone=3)))
+
+
+def test_a_link_stays_and_its_file_is_changed(tmp_path: pathlib.Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    path = write(real)
+    link = tmp_path / "node.yaml"
+    link.symlink_to(path)
+    node = node_of(link)
+    done(node, ADD, done(node, ADD).version)
+    assert link.is_symlink() and sorted(load_config(str(path)).nodes) == [1, 2, 3, 4]
+
+
+def test_a_command_that_holds_the_lock_is_waited_for_only_so_long(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(administration, "LOCK_WAIT_S", 0.01)
+    path = write(tmp_path)
+    with folder_locked(str(path)), pytest.raises(ConfigError, match="has held its lock"):
+        node_of(path).carry_out(order(ADD))
+
+
+# -- mode dledger
+
+
+def members(**changes: object) -> api.MembersChange:
+    fields: dict[str, object] = {
+        "id": "12345678", "command": "add", "node": 4, "term": 7, "members": [1, 2, 3], **changes,
+    }  # fmt: skip
+    return api.MembersChange(**fields)  # type: ignore[arg-type]
+
+
+def leader_of(folder: pathlib.Path, now: Leading | None = None) -> Administration:
+    now = now or Leading(True, 2)
+    path = write(folder, mode="dledger", role=None, acks=None)
+    (folder / "data2" / "hastore").mkdir(parents=True)
+    return node_of(path, leading=lambda: now)
+
+
+def test_a_request_is_written_once(tmp_path: pathlib.Path) -> None:
+    node = leader_of(tmp_path)
+    assert done(node, members(command="replace", node=3, by=4)).changed
+    path = pathlib.Path(request_path(str(tmp_path / "data2")))
+    written = json.loads(path.read_text())
+    assert abs(written.pop("wall_ms") - SYSTEM_CLOCK.wall_ms()) < 60_000
+    assert written == {
+        "id": "12345678", "command": "replace", "node": 3, "by": 4, "term": 7, "members": [1, 2, 3],
+    }  # fmt: skip
+    reply = node.carry_out(order(members(id="another1")))
+    assert isinstance(reply, api.Failed) and reply.status == "BUSY"
+    path.unlink()  # the leader has taken it
+    assert not done(node, members(command="replace", node=3, by=4)).changed
+    assert not path.exists()
+    assert done(node, members(id="another1")).changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [members(command="recover"), members(command="replace"), members(by=5), ADD],
+    ids=["command", "no by", "by", "nodes"],
+)
+def test_what_is_no_request_to_a_leader(
+    tmp_path: pathlib.Path, change: api.NodesChange | api.MembersChange
+) -> None:
+    with pytest.raises(UsageError):
+        leader_of(tmp_path).carry_out(order(change))
+    assert not os.path.exists(request_path(str(tmp_path / "data2")))
+
+
+@pytest.mark.parametrize(("leader", "text"), [(1, "node 1 leads"), (None, "no leader is known")])
+def test_a_node_that_does_not_lead_names_the_leader(
+    tmp_path: pathlib.Path, leader: int | None, text: str
+) -> None:
+    reply = leader_of(tmp_path, Leading(False, leader)).carry_out(order(members()))
+    assert isinstance(reply, api.Failed) and text in reply.reason
+    assert not os.path.exists(request_path(str(tmp_path / "data2")))
