@@ -34,17 +34,21 @@ EARLIEST, LATEST = "earliest", "latest"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A group's position in a queue, and the queue's end."""
+    """A group's position in a queue, and the first and the next offset of the queue."""
 
     topic: str
     queue: int
     position: int
+    first: int
     end: int
 
     @property
     def lag(self) -> int:
-        """How many messages of the queue the group has not read yet."""
-        return max(0, self.end - self.position)
+        """How many messages of the queue the group has still to read.
+
+        What retention has removed does not count: nobody can read it any more.
+        """
+        return max(0, self.end - max(self.first, self.position))
 
 
 def read_places(addresses: list[str]) -> dict[str, list[Place]]:
@@ -61,7 +65,7 @@ def read_places(addresses: list[str]) -> dict[str, list[Place]]:
     for (group, topic), offsets in sorted(committed.items()):
         places = found.setdefault(group, [])
         places += [
-            Place(topic, queue, offset, ranges[topic][queue][1])
+            Place(topic, queue, offset, *ranges[topic][queue])
             for queue, offset in offsets.items()
             if queue in ranges.get(topic, {})
         ]
@@ -74,7 +78,8 @@ def groups_group() -> None:
 
     A group is known by its committed positions, whoever committed them: hastore's consumers,
     RocketMQ's, or `hastore positions import`. The lag is counted in messages up to the readable end
-    of each queue; messages that a consumer has fetched but not committed count.
+    of each queue; messages that a consumer has fetched but not committed count, those that
+    retention has removed do not.
     """
 
 

@@ -22,6 +22,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.cli.groups import Place as GroupPlace
 from hastore.cli.status import Place, look_at, place_of, with_file
 from hastore.cli.top_frame import Look, Reading, frame, lines
 from hastore.client.consumer.positions_client import Positions
@@ -84,7 +85,9 @@ def read_groups(place: Place, timeout_s: float, at_s: float) -> Reading:
     lags: dict[str, int] = {}
     for (group, topic), offsets in committed.items():
         queues = ranges.get(topic, {})
-        lag = sum(max(0, queues[n][1] - at) for n, at in offsets.items() if n in queues)
+        lag = sum(
+            GroupPlace(topic, n, at, *queues[n]).lag for n, at in offsets.items() if n in queues
+        )
         lags[group] = lags.get(group, 0) + lag
     return Reading(at_s, messages, lags)
 

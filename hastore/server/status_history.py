@@ -121,7 +121,7 @@ class Recent:
 
 
 class Lag(NamedTuple):
-    """How many messages a group has not read in a topic."""
+    """How many messages a group has still to read in a topic; see metrics/group_lag.py."""
 
     group: str
     topic: str
@@ -170,7 +170,7 @@ class GroupLags:
             known = store.reader.readable_range(topic, queue, store.readable_offset)
             if known is not None:
                 queues += 1
-                behind += max(0, known[1] - place.queue_offset)
+                behind += max(0, known[1] - max(known[0], place.queue_offset))
         return Lag(group, topic, queues, behind) if queues else None
 
 

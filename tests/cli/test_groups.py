@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from hastore.cli.groups import Place
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Positions
 from hastore.client.producer.producer import Producer
@@ -40,6 +41,12 @@ def commit(node, group, topic, offsets):
 def objects(done, code=0):
     assert done.returncode == code, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_what_retention_has_removed_is_no_lag():
+    assert Place("T", 0, position=3, first=5, end=10).lag == 5
+    assert Place("T", 0, position=7, first=5, end=10).lag == 3
+    assert Place("T", 0, position=12, first=5, end=10).lag == 0
 
 
 def test_list_describe_and_lag_agree(node, groups):

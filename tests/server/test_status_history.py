@@ -94,7 +94,9 @@ def no_pause(_seconds: float) -> bool:
     return False
 
 
-def test_the_lag_of_groups_is_that_of_what_they_have_committed(node: Node) -> None:
+def test_the_lag_of_groups_is_that_of_what_they_have_committed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lags = GroupLags(node.backend, SYSTEM_CLOCK)
     assert lags.read(no_pause) == ([], 0)
     with Producer([node.api.endpoint]) as producer:
@@ -108,6 +110,14 @@ def test_the_lag_of_groups_is_that_of_what_they_have_committed(node: Node) -> No
     with Positions([node.api.endpoint]) as positions:
         positions.commit("billing", "gone", {0: 5})
     assert lags.read(no_pause) == expected, "there is no such queue"
+    # As if retention had removed all but the last two messages of queue 0, and queue 1 wholly.
+    ends = {0: (6, 8), 1: (5, 5)}
+
+    def readable_range(topic: str, queue: int, _limit: int) -> tuple[int, int] | None:
+        return ends.get(queue) if topic == "orders" else None
+
+    monkeypatch.setattr(node.store.reader, "readable_range", readable_range)
+    assert lags.read(no_pause) == ([Lag("billing", "orders", 2, 2)], 0)
 
 
 def history_of(node: Node) -> StatusHistory:
