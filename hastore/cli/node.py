@@ -1,41 +1,45 @@
-"""`hastore node`: change which nodes a group of mode classic has, in the files of this machine.
+"""`hastore node`: change which nodes a group of mode classic has, in the files of its nodes.
 
 `nodes` in the file of each node says who is in the group. A node that runs adds what it finds there
 within a second, and forgets what is gone at its next start. But the list counts only from the next
 promotion, which needs an answer of every node of the new list, and of enough of the old one
 (docs/failover.md). So the group is safe whichever files are edited, and in any order. These
-commands edit the files that they are given, all or none, and say what is left, in which order.
-They can be run again, and each takes the other back.
+commands edit the files that they are given, all or none, and say what is left, in which order. With
+`--remote` they also have the nodes that answer edit their own (remote_nodes.py). They can be run
+again after any interruption, and each takes the other back.
 """
 
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from hastore.cli.common import print_json, print_text, with_json, with_security
+from hastore.bounded_log import one_line
+from hastore.cli.common import (
+    DONE,
+    FAILED,
+    Seconds,
+    print_error,
+    print_json,
+    print_note,
+    print_text,
+    with_json,
+    with_security,
+)
+from hastore.cli.node_steps import NodeFile, Statuses, listed, says_master, steps
 from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each
+from hastore.cli.remote_nodes import TIMEOUT_S, FileChanged, Missed, RemoteNodes
 from hastore.config.file import load_names, parse_names
-from hastore.config.model import Config, Mode, NodeAddress
+from hastore.config.model import Config, Mode, NodeAddress, Role
 from hastore.config.node_list import ListChange
-from hastore.errors import UsageError
+from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
 from hastore.fs.filesystem import REAL
-from hastore.fs.private_files import replace_file
+from hastore.fs.private_files import folder_locked, replace_file
+from hastore.protocol.api import Administered
 
 _ENDINGS = (".yaml", ".yml")
-Statuses = Mapping[int, Mapping[str, Any]]  # of the nodes that answer
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFile:
-    """The configuration file of a node on this machine."""
-
-    path: str
-    text: str
-    config: Config
 
 
 _files = click.argument("places", metavar="FILE...", nargs=-1, required=True)
@@ -55,13 +59,26 @@ def _address(function: Any) -> Any:
     return function
 
 
+def _remote(function: Any) -> Any:
+    time_out = click.option(
+        "--timeout", "timeout_s", type=Seconds(), default=TIMEOUT_S, show_default=True,
+        metavar="SECONDS", help="With --remote: ask no further node after this time.",
+    )  # fmt: skip
+    return click.option(
+        "--remote", is_flag=True,
+        help="Let the nodes change their own files elsewhere, as an admin (--security).",
+    )(time_out(function))  # fmt: skip
+
+
 @click.group("node", short_help="Add, remove or replace a node of a group.")
 def node_group() -> None:
     """Add, remove or replace a node of a group of mode classic.
 
     FILE... are the configuration files of the group's nodes on this machine, or folders of them.
-    They are edited; what is left to do, also in files elsewhere, is printed. Mode dledger has its
-    members in the log: see hastore dledger.
+    They are edited; what is left to do, also in files elsewhere, is printed. With --remote each
+    node that answers changes its own file; FILE may then be a copy of a node's file. The nodes need
+    security.identities, and the identity of --security the right admin. Exit code 1: a node could
+    not be asked. Mode dledger has its members in the log: see hastore dledger.
     """
 
 
@@ -69,24 +86,35 @@ def node_group() -> None:
 @_files
 @_number("--node", "number", "The new node's number, which the group never had.")
 @_address
+@_remote
 @with_security
 @with_json
 def add_command(
-    places: tuple[str, ...], number: int, api: str, ha: str, http: str, as_json: bool
-) -> None:
+    places: tuple[str, ...],
+    number: int,
+    api: str,
+    ha: str,
+    http: str,
+    remote: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
     """Add a node to `nodes` in the files, and say what is left to do."""
     change = ListChange(new=number, address=NodeAddress(api=api, ha=ha, http=http))
-    _carry_out(places, change, as_json)
+    return _carry_out(places, change, remote, timeout_s, as_json)
 
 
 @node_group.command("remove", short_help="Remove a node from the files of a group.")
 @_files
 @_number("--node", "number", "The number of the node that leaves; it may be dead.")
+@_remote
 @with_security
 @with_json
-def remove_command(places: tuple[str, ...], number: int, as_json: bool) -> None:
+def remove_command(
+    places: tuple[str, ...], number: int, remote: bool, timeout_s: float, as_json: bool
+) -> int:
     """Remove a node from `nodes` in the files, and say what is left to do."""
-    _carry_out(places, ListChange(gone=number), as_json)
+    return _carry_out(places, ListChange(gone=number), remote, timeout_s, as_json)
 
 
 @node_group.command("replace", short_help="Let a new node take the place of one.")
@@ -94,38 +122,138 @@ def remove_command(places: tuple[str, ...], number: int, as_json: bool) -> None:
 @_number("--node", "number", "The number of the node that leaves; it may be dead.")
 @_number("--by", "by", "The new node's number, which the group never had.")
 @_address
+@_remote
 @with_security
 @with_json
 def replace_command(
-    places: tuple[str, ...], number: int, by: int, api: str, ha: str, http: str, as_json: bool
-) -> None:
+    places: tuple[str, ...],
+    number: int,
+    by: int,
+    api: str,
+    ha: str,
+    http: str,
+    remote: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
     """Put a new node in the place of another one in the files, and say what is left to do."""
     if number == by:
         raise UsageError(f"node {number} cannot replace itself: a lost disk needs a new number")
     change = ListChange(gone=number, new=by, address=NodeAddress(api=api, ha=ha, http=http))
-    _carry_out(places, change, as_json)
+    return _carry_out(places, change, remote, timeout_s, as_json)
 
 
-def _carry_out(places: Sequence[str], change: ListChange, as_json: bool) -> None:
+def _carry_out(
+    places: Sequence[str], change: ListChange, remote: bool, timeout_s: float, as_json: bool
+) -> int:
     files = read_files(places)
-    statuses = _ask(files[0].config)
-    check_change(files, change, statuses)
-    edited = [(file, change.edited(file.text, file.config)) for file in files]
-    for file, text in edited:  # all are valid before the first is written
-        parse_names(text, file.path)
-    for file, text in edited:
-        if text != file.text:
-            replace_file(file.path, text.encode(), stat.S_IMODE(os.stat(file.path).st_mode))
-    left = steps(files, change, statuses)
+    nodes = RemoteNodes(files[0].config, timeout_s) if remote else None
+    edit = _Edit(files, change, nodes, as_json)
+    try:
+        edit.run()
+    except KeyboardInterrupt:
+        print_note(f"interrupted: {edit.state}")
+        raise
+    left = steps(files, change, edit.statuses, nodes)
     if as_json:
-        changed = [file.path for file, text in edited if text != file.text]
-        print_json({"changed": changed, "steps": left})
-        return
-    for file, text in edited:
-        print_text(f"{file.path}: {'changed' if text != file.text else 'nothing to change'}")
-    print_text("what is left, in this order:")
-    for place, step in enumerate(left, 1):
-        print_text(f"{place}. {step}")
+        told = {} if nodes is None else {"nodes": edit.told}
+        print_json({"changed": edit.changed, "steps": left, **told})
+    else:
+        print_text("what is left, in this order:")
+        for place, step in enumerate(left, 1):
+            print_text(f"{place}. {step}")
+    if nodes is None or not nodes.missed:
+        return DONE
+    print_error(f"node {listed(nodes.missed)} could not be asked: {edit.whys}")
+    return FAILED
+
+
+class _Edit:
+    """One change of all files: those here, and with `nodes` those of the nodes elsewhere."""
+
+    def __init__(
+        self, files: Sequence[NodeFile], change: ListChange, nodes: RemoteNodes | None, quiet: bool
+    ) -> None:
+        self.statuses: Statuses = {}
+        self.changed: list[str] = []  # paths of files here
+        self.told: list[dict[str, Any]] = []  # what became of each node's own file elsewhere
+        self._files = files
+        self._change = change
+        self._nodes = nodes
+        self._quiet = quiet
+
+    def run(self) -> None:
+        """Look at all files, then change them, by the nodes' numbers; raises HastoreError."""
+        files, change, nodes = self._files, self._change, self._nodes
+        self.statuses = ask(files[0].config, refusals=nodes is not None)
+        if nodes is not None:
+            own = [file.config.node for file in files if is_own(file, self.statuses)]
+            nodes.look(change, own)
+            if not nodes.looked and nodes.missed and not own:
+                raise HastoreError(f"no node could be asked; nothing was changed: {self.whys}")
+        check_change(files, change, self.statuses, {} if nodes is None else nodes.looked)
+        edited = [(file, change.edited(file.text, file.config)) for file in files]
+        for file, text in edited:  # all are valid before the first is written
+            parse_names(text, file.path)
+        here = {file.config.node: (file, text) for file, text in edited}
+        looked = {} if nodes is None else nodes.looked
+        for number in sorted({*here, *looked}):
+            try:
+                if number in here:
+                    self._write(*here[number])
+                if number in looked:
+                    self._have_changed(number)
+            except FileChanged as conflict:
+                raise HastoreError(
+                    f"{conflict}. Somebody else changes this group too; {self.state}"
+                ) from conflict
+
+    def _write(self, file: NodeFile, text: str) -> None:
+        if text != file.text:
+            with folder_locked(file.path):
+                if REAL.read_bytes(file.path) != file.text.encode():
+                    raise FileChanged(f"{file.path} was changed meanwhile")
+                replace_file(file.path, text.encode(), stat.S_IMODE(os.stat(file.path).st_mode))
+            self.changed.append(file.path)
+        self._say(f"{file.path}: {'changed' if text != file.text else 'nothing to change'}")
+
+    def _have_changed(self, number: int) -> None:
+        assert self._nodes is not None
+        looked = self._nodes.looked[number]
+        found = self._nodes.change(number) if looked.changed else looked
+        file = one_line(looked.file)
+        one: dict[str, Any] = {"node": number, "file": file, "outcome": "unchanged"}
+        text = "nothing to change"
+        if isinstance(found, Missed):
+            one |= {
+                "outcome": "unknown" if found.perhaps_done else "missed",
+                "reason": found.reason,
+            }
+            text = f"{'perhaps changed' if found.perhaps_done else 'not changed'}: {found.reason}"
+        elif found.changed:
+            one["outcome"] = text = "changed"
+        self.told.append(one)
+        self._say(f"node {number}, {file}: {text}")
+
+    @property
+    def state(self) -> str:
+        """What was changed so far, and how to go on."""
+        changed = [f"node {one['node']}" for one in self.told if one["outcome"] == "changed"]
+        done = ", ".join([*self.changed, *changed]) or "nothing"
+        return (
+            f"changed so far: {done}; look at `hastore status`, then give the command again to "
+            "complete it, or the opposite one to take it back"
+        )
+
+    @property
+    def whys(self) -> str:
+        """Why nodes were missed."""
+        missed = {} if self._nodes is None else self._nodes.missed
+        return "; ".join(f"node {number}: {one.reason}" for number, one in missed.items())
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            print_text(text)
 
 
 # -- the files -------------------------------------------------------------------------------------
@@ -171,14 +299,21 @@ def _read(path: str) -> NodeFile:
     return NodeFile(path, REAL.read_bytes(path).decode(), config)
 
 
-def check_change(files: Sequence[NodeFile], change: ListChange, statuses: Statuses) -> None:
-    """Raise UsageError if a change must not be made."""
+def check_change(
+    files: Sequence[NodeFile],
+    change: ListChange,
+    statuses: Statuses,
+    looked: Mapping[int, Administered],
+) -> None:
+    """Raise UsageError if a change must not be made; `looked` is what nodes say of their files."""
     for file in files:
         refusal = change.refusal(file.config)
         if refusal is not None:
             raise UsageError(f"{file.path} {refusal}")
-    masters = {file.config.node for file in files if _says_master(file)}
-    masters |= {number for number, one in statuses.items() if one["writable"]}
+    masters = {file.config.node for file in files if says_master(file)}
+    masters |= {number for number, one in statuses.items() if one.get("writable")}
+    slave = (None, Role.SLAVE.value)
+    masters |= {number for number, one in looked.items() if one.role not in slave}
     if change.gone in masters:
         raise UsageError(
             f"node {change.gone} is a master; nothing was changed: run `hastore promote` for"
@@ -186,61 +321,33 @@ def check_change(files: Sequence[NodeFile], change: ListChange, statuses: Status
         )
 
 
-def _says_master(file: NodeFile) -> bool:
-    """Whether a file makes its node a master; with a registry its role is not followed."""
-    return file.config.registry is None and file.config.assigned_role.is_master
+def ask(config: Config, *, refusals: bool = False) -> Statuses:
+    """Return the statuses of the group's nodes that answer.
 
+    With `refusals` a node that does not accept this command is one that does not answer; else
+    raises NotAuthenticatedError.
+    """
 
-def _ask(config: Config) -> Statuses:
-    """Return the statuses of the group's nodes that answer."""
-    found = of_each(config.nodes, lambda number: ask_own_status(config, number, ANSWER_S))
+    def one(number: int) -> Mapping[str, Any] | None:
+        try:
+            return ask_own_status(config, number, ANSWER_S)
+        except NotAuthenticatedError:
+            if not refusals:
+                raise
+            return None
+
     own = config.cluster, config.group
     return {
-        number: one
-        for number, one in found.items()
-        if one is not None and (one.get("cluster"), one.get("group")) == own
+        number: found
+        for number, found in of_each(config.nodes, one).items()
+        if found is not None and (found.get("cluster"), found.get("group")) == own
     }
 
 
-# -- what is left ----------------------------------------------------------------------------------
-
-
-def steps(files: Sequence[NodeFile], change: ListChange, statuses: Statuses) -> list[str]:
-    """Return what is left to do, in order, once the files here are changed."""
-    here = {file.config.node: file for file in files}
-    numbers = {number for file in files for number in file.config.nodes}
-    after = sorted((numbers - {change.gone}) | ({change.new} if change.new is not None else set()))
-    elsewhere = [number for number in after if number not in here and number != change.new]
-    found = []
-    if elsewhere:
-        names = ", ".join(map(str, elsewhere))
-        found.append(f"in the file of node {names}, under `nodes`: {change.by_hand}")
-    if change.new is not None and change.new not in statuses:
-        own = here.get(change.new)
-        file = "a copy of another slave's file with its own `node`, `store.root` and certificate"
-        if own is not None:
-            file = own.path
-        found.append(
-            f"start node {change.new} with {file}, and an empty store or a restored one; wait until"
-            " it is in sync: `hastore status --wait 600`"
-        )
-    found.append(_promotion(here, statuses, after))
-    if change.gone is not None:
-        found.append(f"stop node {change.gone} for good; its number must not come back")
-    return found
-
-
-def _promotion(here: Mapping[int, NodeFile], statuses: Statuses, after: Sequence[int]) -> str:
-    """Return the step that puts the list in force."""
-    masters = [number for number, one in statuses.items() if one["writable"]]
-    masters += [number for number, file in here.items() if _says_master(file)]
-    path, who = "FILE", "the master"
-    if masters:
-        master = masters[0]
-        who = f"node {master}, the master"
-        path = here[master].path if master in here else str(statuses[master].get("config") or path)
-    listed = ", ".join(map(str, after))
-    return (
-        f"put the list {listed} in force: `hastore promote -c {path}`, on the machine of {who}; it"
-        " begins a new epoch, and waits until each of these nodes answers"
-    )
+def is_own(file: NodeFile, statuses: Statuses) -> bool:
+    """Whether a running node says that it follows this very file; a copy of it is another one."""
+    status = statuses.get(file.config.node, {})
+    path = status.get("config")
+    if status.get("node") != file.config.node or not isinstance(path, str):
+        return False
+    return os.path.exists(path) and os.path.samefile(path, file.path)

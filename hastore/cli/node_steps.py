@@ -1,0 +1,94 @@
+"""What is left to do after `hastore node` has changed files, in order, as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hastore.cli.remote_nodes import Missed, RemoteNodes
+from hastore.config.model import Config
+from hastore.config.node_list import ListChange
+
+Statuses = Mapping[int, Mapping[str, Any]]  # of the nodes that answer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """The configuration file of a node on this machine."""
+
+    path: str
+    text: str
+    config: Config
+
+
+def says_master(file: NodeFile) -> bool:
+    """Whether a file makes its node a master; with a registry its role is not followed."""
+    return file.config.registry is None and file.config.assigned_role.is_master
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return numbers of nodes as a text."""
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def steps(
+    files: Sequence[NodeFile], change: ListChange, statuses: Statuses,
+    nodes: RemoteNodes | None = None,
+) -> list[str]:  # fmt: skip
+    """Return what is left to do, in order, once the files here are changed.
+
+    `nodes` are those that have changed their own files.
+    """
+    here = {file.config.node: file for file in files}
+    numbers = {number for file in files for number in file.config.nodes}
+    looked = {} if nodes is None else nodes.looked
+    for answer in looked.values():
+        numbers |= set(answer.nodes)
+    after = sorted((numbers - {change.gone}) | ({change.new} if change.new is not None else set()))
+    found = []
+    if nodes is not None:
+        found += [_missed(number, one, change, here) for number, one in nodes.missed.items()]
+    else:
+        elsewhere = [number for number in after if number not in here and number != change.new]
+        if elsewhere:
+            names = listed(elsewhere)
+            found.append(f"in the file of node {names}, under `nodes`: {change.by_hand}")
+    if change.new is not None and change.new not in statuses and change.new not in looked:
+        own = here.get(change.new)
+        file = "a copy of another slave's file with its own `node`, `store.root` and certificate"
+        if own is not None:
+            file = own.path
+        found.append(
+            f"start node {change.new} with {file}, and an empty store or a restored one; wait until"
+            " it is in sync: `hastore status --wait 600`"
+        )
+    found.append(_promotion(here, statuses, after))
+    if change.gone is not None:
+        found.append(f"stop node {change.gone} for good; its number must not come back")
+    return found
+
+
+def _missed(number: int, one: Missed, change: ListChange, here: Mapping[int, NodeFile]) -> str:
+    text = f"in the file of node {number}, under `nodes`: {change.by_hand} ({one.reason})"
+    if one.perhaps_done:
+        return f"{text}; perhaps that is done: give the command again to see it"
+    if number in here:
+        return f"{text}; {here[number].path} is done, unless it is only a copy of that file"
+    return text
+
+
+def _promotion(here: Mapping[int, NodeFile], statuses: Statuses, after: Sequence[int]) -> str:
+    """Return the step that puts the list in force."""
+    masters = [number for number, one in statuses.items() if one.get("writable")]
+    masters += [number for number, file in here.items() if says_master(file)]
+    path, who = "FILE", "the master"
+    if masters:
+        master = masters[0]
+        who = f"node {master}, the master"
+        path = here[master].path if master in here else str(statuses[master].get("config") or path)
+    listed = ", ".join(map(str, after))
+    return (
+        f"put the list {listed} in force: `hastore promote -c {path}`, on the machine of {who}; it"
+        " begins a new epoch, and waits until each of these nodes answers"
+    )
