@@ -1,14 +1,15 @@
 """`hastore dledger`: hand the leadership over, or change the members of a group.
 
-The node that leads takes the request from a file in its store (driver/requests.py), so these
-commands run on the leader's machine, with the leader's configuration file.
+The node that leads takes the request from a file in its store (driver/requests.py). So these
+commands run on the leader's machine, with the leader's configuration file; or anywhere with
+`--remote`: they then look for the leader and have it write the file (remote_leader.py).
 """
 
 import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -44,8 +45,9 @@ Status = dict[str, Any]
 def dledger_group() -> None:
     """Hand the leadership over, or change the members, of a group that elects its leader.
 
-    FILE is the configuration file of the node that leads; `hastore status` shows which it is. For
-    `recover` it is the file of the node whose store is recovered.
+    FILE is the configuration file of the node that leads; `hastore status` shows which it is. With
+    --remote it is that of any node, or a copy: the leader is looked for, and asked as an admin
+    (--security). For `recover` it is the file of the node whose store is recovered.
     """
 
 
@@ -88,6 +90,26 @@ def request(
             by=by,
         )
     return _wait(config, made, patience_s)
+
+
+class Ask(NamedTuple):
+    """How the leader is asked: with its own file, or with `remote` over the network."""
+
+    path: str
+    remote: bool
+    patience_s: float
+
+    def request(self, command: str, node: int, by: int | None = None) -> tuple[Config, Status]:
+        """Ask for a command; return how the leader is reached, and its status after."""
+        if not self.remote:
+            status = request(self.path, command, node, self.patience_s, by=by)
+            return load_config(self.path), status
+        from hastore.cli.remote_leader import ask_leader
+
+        made = ask_leader(self.path, command, node, by)
+        if made.request_id is None:
+            return made.config, made.status
+        return made.config, _wait(made.config, made.request_id, self.patience_s)
 
 
 def _not_leading(config: Config, status: Status) -> str:
@@ -155,17 +177,15 @@ def _report(status: Status, text: str, began: float, as_json: bool) -> None:
         print_text(f"{text} ({seconds:.1f} s)")
 
 
-def _add(
-    path: str, node: int, replaces: int | None, wait_s: float, patience_s: float, as_json: bool
-) -> None:
+def _add(ask: Ask, node: int, replaces: int | None, wait_s: float, as_json: bool) -> None:
     """Ask for a new node, perhaps in the place of a member, wait for it if asked to, and report."""
     began = time.monotonic()
     if replaces is None:
-        status = request(path, "add", node, patience_s)
+        config, status = ask.request("add", node)
     else:
-        status = request(path, "replace", replaces, patience_s, by=node)
+        config, status = ask.request("replace", replaces, by=node)
     if wait_s:
-        status = wait_member(load_config(path), node, replaces, wait_s)
+        status = wait_member(config, node, replaces, wait_s)
     _report(status, _addition_text(status, node, replaces), began, as_json)
 
 
@@ -179,6 +199,12 @@ def _addition_text(status: Status, node: int, replaces: int | None) -> str:
         f"when it keeps up{then}; `hastore status` shows what it waits for. To take it back: "
         f"`hastore dledger remove -c FILE --node {node}`"
     )
+
+
+def _transfer_text(status: Status, node: int) -> str:
+    if status["node"] == node:
+        return f"node {node} leads already"
+    return f"node {node} takes over from node {status['node']}"
 
 
 def _members(status: Status) -> str:
@@ -206,22 +232,27 @@ _with_wait = click.option(
     help="Wait up to this time until the node is a member; exit code 1 if it takes longer.",
 )
 _OUTCOME = "How long to wait for the outcome."
+_with_remote = click.option(
+    "--remote", is_flag=True,
+    help="Look for the leader, and ask it over the network as an admin (--security).",
+)  # fmt: skip
 
 
 @dledger_group.command("transfer", short_help="Let another node lead.")
 @with_config
 @with_security
 @_with_node("--to", "node", "The node's number in `nodes`.")
+@_with_remote
 @with_patience(PATIENCE_S, _OUTCOME)
 @with_json
-def transfer_command(path: str, node: int, patience_s: float, as_json: bool) -> None:
+def transfer_command(path: str, node: int, remote: bool, patience_s: float, as_json: bool) -> None:
     """Let another node lead. Clients follow it by themselves, and nothing is lost.
 
     A node that lacks more than dledger.transfer_gap entries is refused.
     """
     began = time.monotonic()
-    status = request(path, "transfer", node, patience_s)
-    _report(status, f"node {node} takes over from node {status['node']}", began, as_json)
+    _, status = Ask(path, remote, patience_s).request("transfer", node)
+    _report(status, _transfer_text(status, node), began, as_json)
 
 
 @dledger_group.command("add", short_help="Add a node, which becomes a member.")
@@ -229,15 +260,18 @@ def transfer_command(path: str, node: int, patience_s: float, as_json: bool) -> 
 @with_security
 @_with_node("--node", "node", "The node's number in `nodes`.")
 @_with_wait
+@_with_remote
 @with_patience(PATIENCE_S, _OUTCOME)
 @with_json
-def add_command(path: str, node: int, wait_s: float, patience_s: float, as_json: bool) -> None:
+def add_command(
+    path: str, node: int, wait_s: float, remote: bool, patience_s: float, as_json: bool
+) -> None:
     """Add a node as a learner. It must be listed under `nodes` in the file of every node, and run.
 
     A learner copies the log without a vote, and counts for nothing. The leader makes it a member
     when it keeps up. Until then `hastore dledger remove` takes it back, whether it runs or not.
     """
-    _add(path, node, None, wait_s, patience_s, as_json)
+    _add(Ask(path, remote, patience_s), node, None, wait_s, as_json)
 
 
 @dledger_group.command("replace", short_help="Let a new node take the place of a member.")
@@ -246,10 +280,11 @@ def add_command(path: str, node: int, wait_s: float, patience_s: float, as_json:
 @_with_node("--node", "node", "The member that leaves; it may be dead.")
 @_with_node("--by", "by", "The number in `nodes` of the node that takes its place.")
 @_with_wait
+@_with_remote
 @with_patience(PATIENCE_S, _OUTCOME)
 @with_json
 def replace_command(
-    path: str, node: int, by: int, wait_s: float, patience_s: float, as_json: bool
+    path: str, node: int, by: int, wait_s: float, remote: bool, patience_s: float, as_json: bool
 ) -> None:
     """Add a node as a learner, and remove a member, dead or not, when it keeps up.
 
@@ -257,19 +292,20 @@ def replace_command(
     other way round. A new leader goes on with it. Until then `hastore dledger remove` with the
     number of the new node takes all of it back.
     """
-    _add(path, by, node, wait_s, patience_s, as_json)
+    _add(Ask(path, remote, patience_s), by, node, wait_s, as_json)
 
 
 @dledger_group.command("remove", short_help="Remove a node, or take an addition back.")
 @with_config
 @with_security
 @_with_node("--node", "node", "The node's number in `nodes`.")
+@_with_remote
 @with_patience(PATIENCE_S, _OUTCOME)
 @with_json
-def remove_command(path: str, node: int, patience_s: float, as_json: bool) -> None:
+def remove_command(path: str, node: int, remote: bool, patience_s: float, as_json: bool) -> None:
     """Make a member or a learner neither any more; then stop it."""
     began = time.monotonic()
-    status = request(path, "remove", node, patience_s)
+    _, status = Ask(path, remote, patience_s).request("remove", node)
     text = f"node {node} is no member; the members are {_members(status)}"
     _report(status, text, began, as_json)
 

@@ -30,11 +30,18 @@ from hastore.cli.common import (
 )
 from hastore.cli.node_steps import NodeFile, Statuses, listed, says_master, steps
 from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each
-from hastore.cli.remote_nodes import TIMEOUT_S, FileChanged, Missed, RemoteNodes
+from hastore.cli.remote_nodes import (
+    TIMEOUT_S,
+    FileChanged,
+    Missed,
+    RemoteNodes,
+    ask_statuses,
+    listed_whys,
+)
 from hastore.config.file import load_names, parse_names
 from hastore.config.model import Config, Mode, NodeAddress, Role
 from hastore.config.node_list import ListChange
-from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
+from hastore.errors import HastoreError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked, replace_file
 from hastore.protocol.api import Administered
@@ -185,8 +192,10 @@ class _Edit:
     def run(self) -> None:
         """Look at all files, then change them, by the nodes' numbers; raises HastoreError."""
         files, change, nodes = self._files, self._change, self._nodes
-        self.statuses = ask(files[0].config, refusals=nodes is not None)
-        if nodes is not None:
+        if nodes is None:
+            self.statuses = ask(files[0].config)
+        else:
+            self.statuses, _ = ask_statuses(nodes.config)
             own = [file.config.node for file in files if is_own(file, self.statuses)]
             nodes.look(change, own)
             if not nodes.looked and nodes.missed and not own:
@@ -249,7 +258,7 @@ class _Edit:
     def whys(self) -> str:
         """Why nodes were missed."""
         missed = {} if self._nodes is None else self._nodes.missed
-        return "; ".join(f"node {number}: {one.reason}" for number, one in missed.items())
+        return listed_whys({number: one.reason for number, one in missed.items()})
 
     def _say(self, text: str) -> None:
         if not self._quiet:
@@ -321,26 +330,14 @@ def check_change(
         )
 
 
-def ask(config: Config, *, refusals: bool = False) -> Statuses:
-    """Return the statuses of the group's nodes that answer.
-
-    With `refusals` a node that does not accept this command is one that does not answer; else
-    raises NotAuthenticatedError.
-    """
-
-    def one(number: int) -> Mapping[str, Any] | None:
-        try:
-            return ask_own_status(config, number, ANSWER_S)
-        except NotAuthenticatedError:
-            if not refusals:
-                raise
-            return None
-
+def ask(config: Config) -> Statuses:
+    """Return the statuses of the group's nodes that answer."""
+    found = of_each(config.nodes, lambda number: ask_own_status(config, number, ANSWER_S))
     own = config.cluster, config.group
     return {
-        number: found
-        for number, found in of_each(config.nodes, one).items()
-        if found is not None and (found.get("cluster"), found.get("group")) == own
+        number: one
+        for number, one in found.items()
+        if one is not None and (one.get("cluster"), one.get("group")) == own
     }
 
 

@@ -7,8 +7,9 @@ nothing. A node that cannot be asked is Missed, with the reason: its file is cha
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -23,9 +24,11 @@ from hastore.errors import ClientError, HastoreError, NotAuthenticatedError, Usa
 from hastore.protocol import api
 
 TIMEOUT_S = 60.0
+STATUS_S = 3.0  # for the statuses of all nodes
 LOOK_S = 5.0  # for the answer of a node: it may wait for a command that has its file locked
 CHANGE_S = 10.0  # the same, and for its disk
 MAX_NODES = 200  # that a group's nodes may name
+Status = dict[str, Any]
 _REASON = 600  # characters of a node's text
 _TOO_OLD = "its hastore is too old to be changed over the network; upgrade it"
 
@@ -85,6 +88,41 @@ def order(
     if reply.status == UsageError.__name__:
         raise UsageError(f"node {number}: {reason}")
     return Missed(reason)
+
+
+def ask_statuses(config: Config) -> tuple[dict[int, Status], dict[int, str]]:
+    """Ask all nodes of the configured group at once; return their statuses, and why others lack.
+
+    What answers as another node than the one that is configured there is among the latter.
+    """
+    numbers = {node.api: number for number, node in config.nodes.items()}
+    requester = Requester(tuple(numbers), SYSTEM_CLOCK, security_of(config))
+    try:
+        found = requester.run_steps(requester.ask_each(api.AskStatus, STATUS_S))
+    finally:
+        requester.close()
+    statuses: dict[int, Status] = {}
+    silent: dict[int, str] = {}
+    for address, number in sorted(numbers.items(), key=lambda pair: pair[1]):
+        reply = found[address]
+        if isinstance(reply, NoAnswer):
+            silent[number] = _text(f"no answer: {reply.text}")
+        elif isinstance(reply, api.Failed):
+            silent[number] = _text(reply.reason)
+        elif not isinstance(reply, api.NodeStatus):
+            silent[number] = f"it has answered {type(reply).__name__}"
+        else:
+            status, wanted = reply.status, (number, config.cluster, config.group)
+            if tuple(map(status.get, ("node", "cluster", "group"))) == wanted:
+                statuses[number] = status
+            else:
+                silent[number] = f"another node answers at {address}: correct `nodes`"
+    return statuses, silent
+
+
+def listed_whys(missed: Mapping[int, str]) -> str:
+    """Return the reasons of nodes as one text."""
+    return "; ".join(f"node {number}: {reason}" for number, reason in missed.items())
 
 
 class RemoteNodes:

@@ -100,6 +100,11 @@ class Machines:
         self.stop(*self._running)
         self._ports.close()
 
+    @property
+    def running(self) -> set[int]:
+        """The nodes that run."""
+        return set(self._running)
+
     def status(self, number: int) -> dict[str, Any]:
         """Return a node's status."""
         return self._running[number].backend.status()

@@ -238,6 +238,7 @@ def test_a_node_that_is_down_or_answers_garbage_is_done_later(
 ) -> None:
     real = remote_nodes.order
     monkeypatch.setattr(remote_nodes, "order", shortly(2))
+    monkeypatch.setattr(remote_nodes, "STATUS_S", 0.1)
     with machines(tmp_path, 2) as pair:
         pair.start(1)
         arguments = ("node", "add", pair.copy, "--node", 4, *NEW)

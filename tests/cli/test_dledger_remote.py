@@ -1,0 +1,146 @@
+"""`hastore dledger --remote`: the leader is found and asked; what was lost is given again."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hastore.cli import remote_leader
+from hastore.cli.remote_nodes import Missed
+from hastore.config.model import Mode
+from tests.cli.kit import hastore
+from tests.cli.remote_kit import Machines, machines
+from tests.ha.nodes import wait_for
+
+
+def leader_of(group: Machines) -> int:
+    """Wait for a leader that all who run know, and that can take puts; return its number."""
+
+    def known() -> int | None:
+        statuses = {number: group.status(number) for number in group.running}
+        leaders = {one["leader"] for one in statuses.values()}
+        leader = leaders.pop() if len(leaders) == 1 else None
+        return leader if leader is not None and statuses[leader]["writable"] else None
+
+    found: int = wait_for(known, "a leader")
+    return found
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Three members."""
+    with machines(tmp_path_factory.mktemp("trio"), 3, Mode.DLEDGER) as made:
+        made.start(1, 2, 3)
+        leader_of(made)
+        yield made
+
+
+def run(group: Machines, command: str, *arguments: object, **named: Any) -> tuple[int, Any, str]:
+    return group.run("dledger", command, "-c", group.copy, "--patience", 60, *arguments, **named)
+
+
+def test_the_leadership_is_handed_over_with_any_nodes_file(trio: Machines) -> None:
+    leader = leader_of(trio)
+    to = next(number for number in (1, 2, 3) if number != leader)
+    wait_for(lambda: all(one["in_sync"] for one in trio.status(leader)["slaves"]), "in sync")
+    code, told, problems = run(trio, "transfer", "--to", to)
+    assert code == 0, problems
+    assert set(told) == {"node", "term", "leader", "members", "learners", "seconds"}
+    assert leader_of(trio) == to
+    lines = trio.audit(leader, "administer members")
+    assert [(one["outcome"], one["identity"]) for one in lines][-1] == ("asked", "ops")
+    assert wait_for(lambda: trio.audit(leader, "dledger transfer"), "the outcome's line")
+    code, _, problems = run(trio, "transfer", "--to", to)
+    assert code == 0 and f"nothing to do: node {to} leads already" in problems
+
+
+def test_a_member_is_removed_and_comes_back(trio: Machines) -> None:
+    leader = leader_of(trio)
+    other = next(number for number in (1, 2, 3) if number != leader)
+    code, told, problems = run(trio, "remove", "--node", other)
+    assert code == 0, problems
+    assert other not in told["members"] and len(told["members"]) == 2
+    code, told, problems = run(trio, "remove", "--node", other)
+    assert code == 0 and f"nothing to do: node {other} is no member" in problems
+    code, told, problems = run(trio, "add", "--node", other, "--wait", 60)
+    assert code == 0, problems
+    assert sorted(told["members"]) == [1, 2, 3]
+    code, told, problems = run(trio, "add", "--node", other)
+    assert code == 0 and f"node {other} is a member already" in problems
+    leader_of(trio)
+
+
+def test_another_term_or_other_members_are_refused(
+    trio: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, real = leader_of(trio), remote_leader.ask_statuses
+    other = next(number for number in (1, 2, 3) if number != leader)
+    for changes, text in (
+        ({"term": 1 << 40}, "it was written in term 1099511627776, now it is term"),
+        ({"members": [1, 2, 3, 9]}, "it was written when the members were 1, 2, 3, 9"),
+    ):
+
+        def seen(config: Any, changes: dict[str, Any] = changes) -> Any:
+            statuses, silent = real(config)
+            statuses[leader] |= changes
+            return statuses, silent
+
+        monkeypatch.setattr(remote_leader, "ask_statuses", seen)
+        code, _, problems = run(trio, "remove", "--node", other)
+        assert code == 1 and text in problems, problems
+    assert sorted(trio.status(leader)["members"]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("who", "text"),
+    [("shop", "identity shop is no admin"), (None, "this node asks its clients who they are")],
+)
+def test_who_is_no_admin_changes_nothing(trio: Machines, who: str | None, text: str) -> None:
+    code, _, problems = run(trio, "remove", "--node", 3, who=who)
+    assert code == 1 and text in problems
+    assert sorted(trio.status(leader_of(trio))["members"]) == [1, 2, 3]
+
+
+def test_wrong_usage_changes_nothing(trio: Machines) -> None:
+    code, _, problems = run(trio, "remove", "--node", 9)
+    assert code == 2 and "neither under `nodes`" in problems
+    security = ("--security", str(trio.folder / "ops.yaml"))
+    done = hastore("dledger", "remove", "-c", str(trio.copy), "--node", "3", *security)
+    assert done.returncode == 2 and "runs with" in done.stderr, "without --remote"
+
+
+def test_a_request_whose_answer_is_lost_may_be_given_again(
+    trio: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, real = leader_of(trio), remote_leader.order
+    other = next(number for number in (1, 2, 3) if number != leader)
+
+    def order(*given: Any) -> Any:
+        real(*given)
+        return Missed("the connection has ended", perhaps_done=True)
+
+    monkeypatch.setattr(remote_leader, "order", order)
+    code, _, problems = run(trio, "remove", "--node", other)
+    assert code == 1 and "whether it has got the request is not known" in problems
+    monkeypatch.setattr(remote_leader, "order", real)
+    wait_for(lambda: other not in trio.status(leader)["members"], "the removal")
+    assert run(trio, "remove", "--node", other)[0] == 0
+    assert run(trio, "add", "--node", other, "--wait", 60)[0] == 0
+    leader_of(trio)
+
+
+def test_without_a_leader_it_says_whom_it_could_not_ask(tmp_path: pathlib.Path) -> None:
+    with machines(tmp_path, 3, Mode.DLEDGER) as group:
+        group.start(1)
+        code, _, problems = run(group, "transfer", "--to", 2)
+        assert code == 1 and "no node that answers leads (node 2: no answer: " in problems
+        assert "node 3: no answer: " in problems and "nothing was changed" in problems
+
+
+def test_a_file_of_mode_classic_is_refused(tmp_path: pathlib.Path) -> None:
+    with machines(tmp_path, 2) as group:
+        code, _, problems = run(group, "transfer", "--to", 2)
+        assert code == 2 and "use `hastore promote -c FILE`" in problems
