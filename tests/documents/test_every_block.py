@@ -47,6 +47,12 @@ PLAYED_ELSEWHERE = {
     ("docs/rocketmq-clients.md", "-Dtls.enable=true"): "tests/interop/test_rocketmq_tls.py",
     ("docs/rocketmq-clients.md", "brokerName = g0"): "tests/interop/test_flips_with_rocketmq.py",
     ("docs/deployment.md", "python3 -m pip wheel"): "tests/spark/cluster/test_cluster.py",
+    ("docs/dledger.md", "hastore dledger transfer -c node1.yaml --to 2 --remote"): (
+        "tests/cli/test_dledger_remote.py"
+    ),
+    ("docs/operations.md", "hastore node replace node1.yaml --node 3 --by 4"): (
+        "tests/cli/test_node_remote.py"
+    ),
 }
 NOT_RUN = {
     ("CONTRIBUTING.md", "pytestmark ="): "three ways to mark a test, not a program",
