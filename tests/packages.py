@@ -334,7 +334,7 @@ TABLE = (
     Package(
         "cli.pipeline",
         "the commands of `hastore pipeline`",
-        ("pipeline", "cli.common", "cli.main"),
+        ("pipeline", "cli.common", "cli.json_errors", "cli.main"),
     ),
 )
 # Modules with a rule of their own, instead of their package's: what they may import.
@@ -389,7 +389,7 @@ MODULES = {
         *(*COMMON, "protocol", "record", "ha.rules", "ha.master.group_transfer"),
         *("store.append.payloads", "store.append.results", "server.api"),
     ),
-    "cli.main": ("cli.common",),
+    "cli.main": ("cli.common", "cli.json_errors"),
 }
 # Modules that only compute: time and bytes are arguments.
 PURE = (

@@ -69,7 +69,7 @@ STORE = 3  # the store is in use or broken
 DIFFER = 4  # a put is not confirmed, no node takes default puts, or two logs differ
 _INTERRUPTED = 130
 # Before click 8.2 a group without arguments prints its help and exits with 0, without this error.
-_NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
+_NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
     kind for kind in (getattr(click.exceptions, "NoArgsIsHelpError", None),) if kind
 )
 
@@ -147,37 +147,41 @@ def run_code(
         return result if isinstance(result, int) else DONE
     except click.exceptions.Exit as ended:
         return ended.exit_code
-    except click.UsageError as wrong:
-        if isinstance(wrong, _NO_ARGUMENTS):
-            print_note(wrong.format_message())
-            return WRONG
-        path = wrong.ctx.command_path if wrong.ctx is not None else name
-        print_error(f"{path}: {wrong.format_message().rstrip('.')}; see {path} --help")
-        return WRONG
-    except click.ClickException as wrong:
-        print_error(f"{name}: {wrong.format_message()}")
-        return WRONG
-    except (ConfigError, UsageError) as wrong:
-        print_error(str(wrong))
-        return WRONG
-    except StoreError as broken:
-        print_error(str(broken))
-        return STORE
-    except HastoreError as failed:
-        print_error(str(failed))
-        return FAILED
     except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except PermissionError as failed:
-        remedy = "run the command as the user who owns it; for a store see also store.group_read"
-        print_error(f"{name}: {failed}; {remedy}")
-        return FAILED
-    except OSError as failed:
-        print_error(f"{name}: {failed}")
-        return FAILED
+    except _NO_ARGUMENTS as wrong:
+        print_note(wrong.format_message())
+        return WRONG
+    except (click.ClickException, HastoreError, OSError) as failed:
+        code, text = explain(failed, name)
+        print_error(text)
+        return code
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
+
+
+def explain(error: click.ClickException | HastoreError | OSError, name: str) -> tuple[int, str]:
+    """Return the exit code for an error, and the text for people; `name` is the program's."""
+    match error:
+        case click.UsageError():
+            path = error.ctx.command_path if error.ctx is not None else name
+            return WRONG, f"{path}: {error.format_message().rstrip('.')}; see {path} --help"
+        case click.ClickException():
+            return WRONG, f"{name}: {error.format_message()}"
+        case ConfigError() | UsageError():
+            return WRONG, str(error)
+        case StoreError():
+            return STORE, str(error)
+        case HastoreError():
+            return FAILED, str(error)
+        case PermissionError():
+            remedy = (
+                "run the command as the user who owns it; for a store see also store.group_read"
+            )
+            return FAILED, f"{name}: {error}; {remedy}"
+        case _:
+            return FAILED, f"{name}: {error}"
 
 
 def print_note(text: str) -> None:

@@ -9,6 +9,7 @@ import click
 
 import hastore
 from hastore.cli.common import LazyGroup, run
+from hastore.cli.json_errors import JsonErrors
 
 _COMMANDS = {  # in the order in which a new user needs them
     "dev": "hastore.testing.dev:dev_command",
@@ -59,7 +60,7 @@ def cli() -> None:
     """A replicated, append-only commit log: a master and its slaves, or an elected leader."""
 
 
-@click.group("pipeline", cls=LazyGroup, places=_JOBS, short_help="Run jobs over the log on Spark.")
+@click.group("pipeline", cls=JsonErrors, places=_JOBS, short_help="Run jobs over the log on Spark.")
 def pipeline_group() -> None:
     """Run jobs over the log of a store or of running nodes, on Spark.
 

@@ -80,6 +80,8 @@ def _end(pids: set[int]) -> None:
         os.waitpid(pid, 0)
 
 
+Start = Callable[[], SparkSession]  # starts Spark, or returns the session that it has started
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

@@ -9,7 +9,7 @@ import pytest
 from hastore.cli.common import counted, run_code
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
-from hastore.errors import UsageError
+from hastore.errors import StoreFullError, UnreachableError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.store.rebuild.layout import find_sizes
 from tests.spark.stores import numbered, write_store
@@ -109,29 +109,77 @@ def places(tmp_path_factory):
     return found
 
 
+def told(captured, code):
+    """Return the error that a command with --json told on both streams."""
+    said = json.loads(captured.out)
+    assert said["exit_code"] == code
+    assert captured.err.splitlines()[-1].removeprefix("error: ") == said["error"]
+    return said
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
 @pytest.mark.parametrize(("arguments", "text"), WRONG)
-def test_what_is_wrong_is_said_before_spark_starts(arguments, text, places, monkeypatch, capsys):
+def test_what_is_wrong_is_said_before_spark_starts(
+    arguments, as_json, text, places, monkeypatch, capsys
+):
     pytest.importorskip("pyspark")
     monkeypatch.setattr(common, "_open", lambda *_: pytest.fail("Spark was started"))
     before = sorted(places["store"].parent.rglob("*"))
     words = [word.format(**places) for word in arguments.split()]
-    assert run_code(pipeline_group, "hastore pipeline", words) in (2, 3)
-    (line,) = capsys.readouterr().err.splitlines()
+    code = run_code(pipeline_group, "hastore pipeline", [*words, *as_json])
+    assert code == (3 if "no such folder" in text or "no store" in text or "no dir" in text else 2)
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
     assert line.startswith("error: ") and text.format(**places) in line
     assert sorted(places["store"].parent.rglob("*")) == before
+    if as_json:
+        told(captured, code)
+    else:
+        assert captured.out == ""
+
+
+RIGHT = (
+    "stats --path {store} --since 2026-01-01T00:00Z",
+    "export --path {store} --target {exported}",
+    "compact --path {store} --topic t --target {none}",
+    "index --path {store}",
+    "audit {store} {store}",
+)
+FAILURES = (  # what a job raises, its exit code, and the error's type and text
+    (StoreFullError("the disk is full"), 3, "StoreFullError", "the disk is full"),
+    (UnreachableError("no node answered"), 1, "UnreachableError", "no node answered"),
+    (OSError(5, "it broke"), 1, "OSError", "pipeline: [Errno 5] it broke"),
+    (KeyboardInterrupt(), 130, "Stopped", "stopped: "),
+)
+
+
+@pytest.mark.parametrize("arguments", RIGHT)
+def test_with_json_each_job_ends_with_one_object_on_stdout(arguments, places, monkeypatch, capsys):
+    """Of whatever kind the failure is. A defect has its traceback, too."""
+    pytest.importorskip("pyspark")
+    words = [*(word.format(**places) for word in arguments.split()), "--json"]
+
+    def fail(error):
+        raise error
+
+    for error, code, kind, text in FAILURES:
+        monkeypatch.setattr(common, "_open", lambda *_, error=error: fail(error))
+        assert run_code(pipeline_group, "pipeline", words) == code
+        said = told(capsys.readouterr(), code)
+        assert said["type"] == kind and said["error"].startswith(text)
+    assert run_code(pipeline_group, "pipeline", [*words, "--nonsense"]) == 2
+    assert "No such option" in told(capsys.readouterr(), 2)["error"]
+    monkeypatch.setattr(common, "_open", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_code(pipeline_group, "pipeline", words)
+    assert json.loads(capsys.readouterr().out)["type"] == "ZeroDivisionError"
 
 
 def test_right_arguments_start_spark(places, monkeypatch):
     pytest.importorskip("pyspark")
     started = []
     monkeypatch.setattr(common, "_open", lambda name, _: started.append(name) or 1 / 0)
-    for arguments in (
-        "stats --path {store} --since 2026-01-01T00:00Z",
-        "export --path {store} --target {exported}",
-        "compact --path {store} --topic t --target {none}",
-        "index --path {store}",
-        "audit {store} {store}",
-    ):
+    for arguments in RIGHT:
         with pytest.raises(ZeroDivisionError):
             words = [word.format(**places) for word in arguments.split()]
             pipeline_group(words, standalone_mode=False, obj=None)

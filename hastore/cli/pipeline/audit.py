@@ -66,15 +66,18 @@ def audit_command(
 
         check_audit(a, b, algorithm=algorithm, start=start, end=end)
 
-    def job(spark: Any, progress: Any) -> "Summary":
+    def job(start_spark: Any, progress: Any) -> "Summary":
         from hastore.pipeline.audit import audit
 
         return audit(
-            spark, a, b, algorithm=algorithm, start=start, end=end, stop_at_first=stop_at_first,
-            progress=progress,
+            start_spark(), a, b, algorithm=algorithm, start=start, end=end,
+            stop_at_first=stop_at_first, progress=progress,
         )  # fmt: skip
 
-    summary = run_job("audit", job, session, check=check, as_json=as_json, show=_show)
+    return run_job("audit", job, session, check=check, as_json=as_json, show=_show, judge=_judge)
+
+
+def _judge(summary: "Summary") -> int:
     if not summary.equal:
         print_error(_difference_line(summary))
         return DIFFER

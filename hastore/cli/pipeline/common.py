@@ -1,5 +1,6 @@
 """What the commands of `hastore pipeline` share: options, the session, progress, a clean stop."""
 
+import contextlib
 import functools
 import signal
 import time
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hastore.cli.common import (
+    DONE,
     Decorator,
     print_json,
     print_note,
@@ -17,6 +19,7 @@ from hastore.cli.common import (
     stderr,
     with_security,
 )
+from hastore.cli.json_errors import Stopped
 from hastore.errors import UsageError
 from hastore.pipeline.progress import JobProgress
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
+
+    from hastore.pipeline.running import Start
 
     Summary = TypeVar("Summary", bound=DataclassInstance)
 
@@ -158,46 +163,57 @@ def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def run_job(
     name: str,
-    job: "Callable[[SparkSession, JobProgress], Summary]",
+    job: "Callable[[Start, JobProgress], Summary]",
     session: SessionOptions,
     *,
     check: Callable[[], object],
     as_json: bool,
     show: "Callable[[Summary], None]",
-) -> "Summary":
-    """Run a job in a session, print its summary, and return it.
+    judge: "Callable[[Summary], int]" = lambda _summary: DONE,
+) -> int:
+    """Run a job in a session, print its summary, and return the exit code of the command.
 
     Starting Spark takes seconds, so `check` first raises what is wrong and can be known without it.
-    The job checks the same again. The summary is a dataclass of JSON values. If a signal stops the
+    The job checks the same again, and starts Spark by calling what it gets, if it needs Spark at
+    all. The summary is a dataclass of JSON values; `judge` prints on stderr what is wrong in it,
+    and returns the exit code. With `as_json` the summary is the last line. If a signal stops the
     job, this prints what remains, and the command exits with 128 plus the signal's number, as after
     Ctrl-C: 130.
     """
     check_spark()
     from hastore.pipeline.running import SignalStop
 
+    _check_submitted(session)
     screen = Screen()
     stopped = SignalStop()
     try:
-        with screen, stopped.raised():
+        with screen, stopped.raised(), contextlib.ExitStack() as at_end:
             screen.begin("check the arguments", None, "")
             check()
-            screen.begin("start Spark", None, "")
-            with _open(name, session) as spark:
+
+            @functools.cache
+            def start() -> "SparkSession":
+                screen.begin("start Spark", None, "")
+                spark: SparkSession = at_end.enter_context(_open(name, session))
                 stopped.listen()  # again: pyspark has set a handler of its own for SIGINT
-                summary = job(spark, screen)
+                return spark
+
+            summary = job(start, screen)
     except BaseException as error:
         number = stopped.number
         if number is None and isinstance(error, KeyboardInterrupt):
             number = signal.SIGINT  # pyspark's handler had it, while the session was made
         if number is None:
             raise
-        print_note(f"stopped: {screen.kept}; run the same command again to continue")
-        raise click.exceptions.Exit(128 + number) from error
+        text = f"stopped: {screen.kept}; run the same command again to continue"
+        print_note(text)
+        raise Stopped(128 + number, text) from error
+    if not as_json:
+        show(summary)
+    code = judge(summary)
     if as_json:
         print_json(asdict(summary))
-    else:
-        show(summary)
-    return summary
+    return code
 
 
 def check_spark() -> None:
@@ -211,12 +227,19 @@ def check_spark() -> None:
         ) from missing
 
 
+def _is_submitted() -> bool:
+    return bool(click.get_current_context().find_root().obj == _SUBMITTED)
+
+
+def _check_submitted(session: SessionOptions) -> None:
+    if _is_submitted() and session != SessionOptions(None, None, ()):
+        raise UsageError("give --master, --memory and --conf to spark-submit, not to the job")
+
+
 def _open(name: str, session: SessionOptions) -> Any:
     from hastore.pipeline.running import own_session, submitted_session
 
-    if click.get_current_context().find_root().obj == _SUBMITTED:
-        if session != SessionOptions(None, None, ()):
-            raise UsageError("give --master, --memory and --conf to spark-submit, not to the job")
+    if _is_submitted():
         return submitted_session(f"hastore {name}")
     return own_session(
         f"hastore {name}",

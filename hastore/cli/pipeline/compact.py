@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hastore.cli.common import DONE, counted, print_text, with_json
+from hastore.cli.common import counted, print_text, with_json
 from hastore.cli.pipeline.common import (
     SessionOptions,
     check_spark,
@@ -75,15 +75,14 @@ def compact_command(
         raise UsageError("give --to-topic and --to-servers together")
     destination = Destination(to_topic, to_servers) if to_topic and to_servers else None
     options = CompactOptions(without_key == "keep", compression, not allow_data_loss, destination)
-    run_job(
+    return run_job(
         "compact",
-        lambda spark, progress: compact(spark, where, target, options, progress=progress),
+        lambda start, progress: compact(start(), where, target, options, progress=progress),
         session,
         check=lambda: check_compact(where, target, options),
         as_json=as_json,
         show=_show,
     )
-    return DONE
 
 
 def _show(summary: "CompactSummary") -> None:

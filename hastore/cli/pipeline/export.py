@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hastore.cli.common import DONE, Seconds, counted, print_text, with_json
+from hastore.cli.common import Seconds, counted, print_text, with_json
 from hastore.cli.pipeline.common import (
     SessionOptions,
     check_spark,
@@ -114,15 +114,14 @@ def export_command(
         merge=merge,
         format=form,
     )
-    run_job(
+    return run_job(
         "export",
-        lambda spark, progress: export(spark, where, target, options, progress=progress),
+        lambda start, progress: export(start(), where, target, options, progress=progress),
         session,
         check=lambda: check_export(where, target, options),
         as_json=as_json,
         show=_show,
     )
-    return DONE
 
 
 def _show(summary: "ExportSummary") -> None:

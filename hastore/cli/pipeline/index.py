@@ -94,14 +94,18 @@ def index_command(
         entries=entries,
         delay_levels=delay_levels,
     )
-    summary = run_job(
+    return run_job(
         "index",
-        lambda spark, progress: run_index(spark, options, progress),
+        lambda start, progress: run_index(start(), options, progress),
         session,
         check=lambda: check_index(options),
         as_json=as_json,
         show=_show,
+        judge=_judge,
     )
+
+
+def _judge(summary: "IndexSummary") -> int:
     for name in summary.refused_queues:
         print_note(f"{name}: the units of removed records contradict the log, and were not kept")
     if summary.delays_from == "default":

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hastore.cli.common import DONE, Seconds, fitting_table, print_text, terminal_columns, with_json
+from hastore.cli.common import Seconds, fitting_table, print_text, terminal_columns, with_json
 from hastore.cli.pipeline.common import (
     SessionOptions,
     check_spark,
@@ -70,15 +70,14 @@ def stats_command(
 
     where = Where(path, servers, topics, pattern)
     options = StatsOptions(since, until, parquet, plots, sample_s or 0.0, last_minutes)
-    run_job(
+    return run_job(
         "stats",
-        lambda spark, progress: run_stats(spark, where, options, progress),
+        lambda start, progress: run_stats(start(), where, options, progress),
         session,
         check=lambda: check_stats(where, options),
         as_json=as_json,
         show=_show,
     )
-    return DONE
 
 
 _FIGURES = (

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from hastore.errors import StoreError, UsageError
+from hastore.errors import StoreError
 from hastore.fs.filesystem import REAL
 from hastore.record.hashes import new_digest
 from hastore.store.offline.log_files import LogFile, LogFiles
@@ -111,7 +111,7 @@ _PAGE = mmap.PAGESIZE
 
 
 def folder_extent(path: str) -> Extent:
-    """Look at a store's folder. Raises StoreError if it has no log, UsageError if it is none."""
+    """Look at a store's folder. Raises StoreError if it has no log, or is none."""
     root = os.path.abspath(path)
     files = open_folder(path)
     try:
@@ -131,10 +131,10 @@ def folder_extent(path: str) -> Extent:
 
 
 def open_folder(path: str) -> LogFiles:
-    """Open a folder's log. Raises StoreError if it has none, UsageError if there is no folder."""
+    """Open a folder's log. Raises StoreError if there is no folder, or none in it."""
     root = os.path.abspath(path)
     if not os.path.isdir(root):
-        raise UsageError(f"{path}: no such folder; give a store's folder, or tcp://HOST:PORT")
+        raise StoreError(f"{path}: no such folder; give a store's folder, or tcp://HOST:PORT")
     return LogFiles(root)
 
 

@@ -231,7 +231,7 @@ def test_wrong_arguments_are_named(tmp_path: pathlib.Path) -> None:
     one, other = copied(tmp_path, "three-files")
     (tmp_path / "empty").mkdir()
     (tmp_path / "bare" / "commitlog").mkdir(parents=True)
-    with pytest.raises(UsageError, match="no such folder; give a store's folder, or tcp://"):
+    with pytest.raises(StoreError, match="no such folder; give a store's folder, or tcp://"):
         audit(one, tmp_path / "missing")
     with pytest.raises(StoreError, match="is no store"):
         audit(one, tmp_path / "empty")

@@ -5,7 +5,7 @@ import json
 import click
 import pytest
 
-from hastore.errors import UsageError
+from hastore.errors import StoreError
 from hastore.pipeline.audit import audit, job
 from tests.pipeline.audit.kit import GOLDEN, copied, flip
 from tests.pipeline.audit.test_folders import items
@@ -28,7 +28,7 @@ def test_many_tasks_give_one_result(spark, tmp_path, monkeypatch):
     assert found.differing_ranges == 3 and found.equal_until == placed[60][0] + 90
     only = audit(spark, str(one), str(other), stop_at_first=True)
     assert only.first == found.first
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(StoreError, match="no such folder"):
         audit(spark, str(one), str(tmp_path / "missing"))
 
 
@@ -52,7 +52,7 @@ def test_the_command(run, tmp_path):
     assert told["first"]["a"]["fields"]["queue_offset"] == fields["queue_offset"]
     assert told["first"]["b"]["problem"].startswith("its body has a wrong CRC")
     code, out, err = run("audit", one, tmp_path / "missing")
-    assert code == 2 and "no such folder" in err and not out
+    assert code == 3 and "no such folder" in err and not out
     code, out, err = run("audit", one, GOLDEN / "three-files", "--algorithm", "md5")
     assert code == 2 and "'md5' is not one of 'xxh3-128', 'sha256'" in err
     assert click.get_current_context(silent=True) is None

@@ -52,9 +52,9 @@ def summary_with(difference):
 
 @pytest.mark.parametrize(("difference", "code"), [(None, 0), ("unit 7: ...", 4)])
 def test_exit_codes(monkeypatch, difference, code):
-    def run_job(name, job, session, *, check, as_json, show):
+    def run_job(name, job, session, *, check, as_json, show, judge):
         show(summary_with(difference))
-        return summary_with(difference)
+        return judge(summary_with(difference))
 
     monkeypatch.setattr(command, "run_job", run_job)
     result = CliRunner().invoke(
@@ -68,7 +68,7 @@ def test_exit_codes(monkeypatch, difference, code):
 @pytest.mark.parametrize("source", ["default", "store", "option"])
 def test_it_says_that_it_took_the_default_delays(monkeypatch, source):
     found = replace(summary_with(None), delays_from=source, delay_levels="1s 5s")
-    monkeypatch.setattr(command, "run_job", lambda *_, **__: found)
+    monkeypatch.setattr(command, "run_job", lambda *_, judge, **__: judge(found))
     result = CliRunner().invoke(command.index_command, ["--path", "x"], standalone_mode=False)
     assert ("give --delay-levels" in result.stderr) == (source == "default")
 
