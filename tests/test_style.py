@@ -133,7 +133,7 @@ def test_no_two_files_import_each_other():
     assert graph["cli.main"] == {"__init__", "cli.common", "cli.json_errors"}
     assert find_circle(graph) is None
     graph["cli.common"].add("cli.main")
-    assert set(find_circle(graph)) == {"cli.common", "cli.main"}
+    assert {"cli.common", "cli.main"} <= set(find_circle(graph))
 
 
 def test_each_package_is_in_the_table_of_packages():
