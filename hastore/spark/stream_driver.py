@@ -26,7 +26,6 @@ from hastore.spark.read.backend import Head, PlaceVerdict, QueuePlace
 from hastore.spark.read.planning import matching, select
 from hastore.spark.stream_offsets import Places, StreamOffset
 
-BEHIND_S = 60.0  # how long a store that is behind a batch may take to catch up
 BEHIND_STEP_S = 0.05
 _REMEDY = "set failOnDataLoss to false to continue with the messages that are available"
 
@@ -240,7 +239,8 @@ class StreamDriver:
 
         Nodes need no wait here: a task waits until one of them has its messages.
         """
-        deadline_ms = self._clock.monotonic_ms() + BEHIND_S * 1_000.0
+        patience = self._options.source.patience
+        deadline_ms = self._clock.monotonic_ms() + patience.later_s * 1_000.0
         while True:
             verdicts = self._ends.verify(ends)
             missing = [
@@ -256,8 +256,8 @@ class StreamDriver:
                     return verdicts
                 raise UnreachableError(
                     f"{self._head.where} is behind the query's checkpoint in {_names(missing)}; it "
-                    f"did not catch up within {BEHIND_S:g} s: wait until its node has, or read "
-                    "from another replica"
+                    f"did not catch up within {patience.later_s:g} s: wait until its node has, "
+                    f"read from another replica, or raise the option {patience.option}"
                 )
             time.sleep(BEHIND_STEP_S)
             self._ends.look(now=True)

@@ -36,10 +36,13 @@ class HastoreWriter(DataSourceArrowWriter):
     """A batch write. All attempts of a task have the same identity: see `hastore.spark.sink`."""
 
     def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
+        from hastore.spark.sink.task import check_nodes
+
         check_append(overwrite, streaming=False)
         self._options = parse_sink_options(options, streaming=False)
         self._columns = check_columns(schema, self._options.topic)
         self._write_id = self._options.write_id or uuid.uuid4().hex
+        check_nodes(self._options)
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> RowsWritten:
         """Write the rows of one partition; returns when all are confirmed. Runs on an executor."""
@@ -74,7 +77,10 @@ class HastoreStreamWriter(DataSourceStreamArrowWriter):
                     "without them a repeated task would write its rows twice"
                 )
             identity = stream_task(query, int(batch), partition)
-            rows = write_task(self._options, self._columns, identity, partition, iterator)
+            rows = write_task(
+                self._options, self._columns, identity, partition, iterator,
+                is_new=int(batch) == 0,
+            )  # fmt: skip
             return RowsWritten(rows)
 
 

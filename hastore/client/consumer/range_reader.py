@@ -14,6 +14,7 @@ compared once more, because the first may have been cut away while the second wa
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import zlib
 from collections import deque
@@ -36,11 +37,14 @@ from hastore.errors import (
 )
 from hastore.protocol import api
 
+log = logging.getLogger(__name__)
+
 PULL_BYTES = 2 * 1024 * 1024
 IN_FLIGHT = 2  # pulls; the node refuses a client that leaves 8 MiB unread
 ANSWER_S = 3.0  # a replica that sends nothing for so long is left; doubled when all were left
 ANSWER_S_MAX = 24.0
-GIVE_UP_S = 60.0  # without a record from any replica
+GIVE_UP_S = 60.0  # without a record from any replica, unless the caller says otherwise
+WARN_S = 30.0  # then the log says that the reader waits
 SURVEY_S = 2.0
 PAUSE_S = 0.05  # when no replica has the next record; doubled up to PAUSE_S_MAX
 PAUSE_S_MAX = 1.0
@@ -87,13 +91,17 @@ class RangeReader:
         security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
         wanted: api.Filter | None = None,
+        give_up_s: float | None = None,
     ) -> None:
         """Prepare; opens no connection. Raises UsageError or ConfigError for `security`.
 
         `before` is the (epoch, offset) of the record before `start`: if a failover has cut that
         record away, the position is lost. With `skip_lost`, messages that no replica has any more
-        are left out. With `wanted` chunks have only the records that match.
+        are left out. With `wanted` chunks have only the records that match. `give_up_s` is how long
+        to wait for the next record of any replica; GIVE_UP_S without it.
         """
+        self._give_up_s = GIVE_UP_S if give_up_s is None else give_up_s
+        self._warn_ms = float("inf")
         self._wanted = wanted
         self._bootstrap = bootstrap
         self._prover = make_prover(security)
@@ -124,9 +132,9 @@ class RangeReader:
         If the caller finds damage in a chunk, it calls `refuse` before it asks for the next one.
 
         Raises PositionLostError or CorruptRecordError if that is what every replica says of the
-        next record, UnreachableError if no replica sends it within GIVE_UP_S.
+        next record, UnreachableError if no replica sends it within `give_up_s`.
         """
-        self._deadline_ms = self._clock.monotonic_ms() + GIVE_UP_S * 1000.0
+        self._begin_to_wait()
         while self._next.queue_offset < self._end:
             address = self._choose()
             if address is None:
@@ -167,6 +175,7 @@ class RangeReader:
             if self._clock.monotonic_ms() >= self._deadline_ms:
                 raise UnreachableError(self._no_answer(why))
             self._pause()
+            self._warn(why)
             if self._left:
                 self._answer_s = min(2.0 * self._answer_s, ANSWER_S_MAX)
             self._left.clear()
@@ -211,11 +220,28 @@ class RangeReader:
         threading.Event().wait(self._pause_s)
         self._pause_s = min(2.0 * self._pause_s, PAUSE_S_MAX)
 
+    def _begin_to_wait(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._deadline_ms = now_ms + self._give_up_s * 1000.0
+        self._warn_ms = now_ms + WARN_S * 1000.0
+
+    def _warn(self, why: str) -> None:
+        """Say once that the reader waits: the wait may be long."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._warn_ms:
+            return
+        self._warn_ms = float("inf")
+        log.warning(
+            "no node sent queue %d of %r from offset %d for %g s; waiting %.0f s more: %s",
+            self._queue_id, self._topic, self._next.queue_offset, WARN_S,
+            max(0.0, self._deadline_ms - now_ms) / 1000.0, "; ".join(self._left.values()) or why,
+        )  # fmt: skip
+
     def _no_answer(self, why: str) -> str:
         reasons = "; ".join(self._left.values()) or why
         return (
             f"no node of {', '.join(self._bootstrap)} sent queue {self._queue_id} of "
-            f"{self._topic!r} from offset {self._next.queue_offset} within {GIVE_UP_S:g} s: "
+            f"{self._topic!r} from offset {self._next.queue_offset} within {self._give_up_s:g} s: "
             + reasons
         )
 
@@ -308,7 +334,7 @@ class RangeReader:
         self._verdicts.clear()
         self._resume.clear()
         self._answer_s, self._pause_s = ANSWER_S, PAUSE_S
-        self._deadline_ms = self._clock.monotonic_ms() + GIVE_UP_S * 1000.0
+        self._begin_to_wait()
 
     def _failed(self, link: BulkLink, reply: api.Reply) -> None:
         if not isinstance(reply, api.Failed):

@@ -56,6 +56,7 @@ _SIZE = header_struct("size")
 _SPAN = api.WINDOW - 1  # numbers from the oldest unconfirmed one to the newest
 _RETRY_S = 0.05
 ANSWER_S = 5.0  # a master that says nothing for so long may be gone; doubled each time
+_ANSWER_S_MAX = 60.0
 _SAMPLES = 4  # records of earlier attempts to compare
 
 
@@ -138,6 +139,10 @@ class RepeatableSender:
         """Return this machine's address in a connection to the master, without a port."""
         master = self._requester.cluster.master
         return NO_HOST if master is None else own_host(numeric_targets(*host_and_port(master)))
+
+    def reach(self, timeout_s: float) -> None:
+        """Wait until a node has answered; raises UnreachableError if none does in this time."""
+        self._requester.run_steps(self._requester.survey(timeout_s))
 
     def begin(self, first: int) -> int:
         """Return the number to begin with: `first`, or a greater one if others are stored.
@@ -226,7 +231,7 @@ class RepeatableSender:
             except UnreachableError:
                 if left <= answer_s:
                     raise
-                answer_s *= 2.0  # it may be slow
+                answer_s = min(2.0 * answer_s, _ANSWER_S_MAX)  # it may be slow
                 requester.cluster.lose()
                 continue
             later = ("BUSY", "SERVICE_NOT_AVAILABLE")

@@ -15,6 +15,13 @@ from dataclasses import dataclass
 
 from hastore.errors import UsageError
 from hastore.record.message_filter import MessageFilter, make_filter
+from hastore.spark.options.durations import (
+    DEFAULT_PATIENCE,
+    RETRY_TIMEOUT,
+    Patience,
+    parse_duration,
+    parse_patience,
+)
 from hastore.spark.options.offsets import (
     Bound,
     GlobalTimestamp,
@@ -40,6 +47,7 @@ STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"
 _KNOWN = (
     BOOTSTRAP,
     SECURITY,
+    RETRY_TIMEOUT,
     PATH,
     "mode",
     *_STRATEGIES,
@@ -137,6 +145,7 @@ class SourceOptions:
     assumed_zone: str | None
     tags: str | None = None
     sql: str | None = None
+    patience: Patience = DEFAULT_PATIENCE
 
     @property
     def wanted(self) -> MessageFilter | None:
@@ -184,6 +193,7 @@ def parse_options(
         assumed_zone=session_zone if any(i.in_session_zone for i in instants.values()) else None,
         tags=options.get("tags"),
         sql=options.get("sql"),
+        patience=parse_patience(options, RETRY_TIMEOUT),
     )
 
 
@@ -391,10 +401,6 @@ def parse_positive(options: Mapping[str, str], name: str) -> int | None:
 # -- a stream: how much each micro-batch takes -----------------------------------------------------
 
 _DEFAULT_DELAY = "15m"
-_UNITS_S = {
-    **{"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0},
-    "": 1e-3,  # Spark takes a number without a unit as milliseconds
-}
 
 
 @dataclass(frozen=True)
@@ -435,7 +441,7 @@ def parse_stream_options(raw: Mapping[str, str], session_zone: str | None = None
             f"The value of minOffsetsPerTrigger ({least}) should be less than or equal to "
             f"maxOffsetsPerTrigger ({most})"
         )
-    delay_s = _parse_duration("maxTriggerDelay", options.get("maxTriggerDelay", _DEFAULT_DELAY))
+    delay_s = parse_duration("maxTriggerDelay", options.get("maxTriggerDelay", _DEFAULT_DELAY))
     return StreamOptions(source, Admission(most, least, delay_s))
 
 
@@ -448,12 +454,3 @@ def parse_either(raw: Mapping[str, str], session_zone: str | None = None) -> Sou
         return parse_stream_options(raw, session_zone).source
     except UsageError:
         return parse_options(raw, session_zone)
-
-
-def _parse_duration(name: str, text: str) -> float:
-    """Return a duration in seconds, from Spark's form of it, such as 15m or 500ms."""
-    found = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.strip().lower())
-    unit = _UNITS_S.get(found[2]) if found else None
-    if found is None or unit is None:
-        raise UsageError(f"option {name!r} is {text!r}; use a duration such as 500ms, 30s or 15m")
-    return int(found[1]) * unit

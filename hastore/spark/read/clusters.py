@@ -23,10 +23,11 @@ from hastore.errors import ForbiddenError, UnreachableError, UsageError
 from hastore.record.topic_records import MAX_QUEUES
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows
 from hastore.spark.arrow.record_fields import Ints
+from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
-from hastore.spark.read.servers import STALL_S, ServerBackend, ServerHead
+from hastore.spark.read.servers import ServerBackend, ServerHead
 
 NUMBERS = 1 << 19  # so that a partition fits in 31 bits
 _T = TypeVar("_T")
@@ -46,9 +47,14 @@ class _Groups:
     """The groups of a cluster, each with its part, by number."""
 
     def __init__(
-        self, cluster: ClusterAddress, security: str | None, make: Callable[[tuple[str, ...]], Any]
+        self,
+        cluster: ClusterAddress,
+        security: str | None,
+        patience: Patience,
+        make: Callable[[tuple[str, ...]], Any],
     ) -> None:
         self.where = str(cluster)
+        self._patience = patience
         self._make = make
         self._found = ClusterGroups(cluster, as_security(security), SYSTEM_CLOCK)
         self._found.start()
@@ -63,7 +69,7 @@ class _Groups:
 
         Raises UnreachableError if no group is known, UsageError for two groups with one number.
         """
-        self._found.wait_heard(STALL_S)
+        self._found.wait_heard(self._patience.first_s)
         for name, seen in self._found.groups.items():
             number = number_of(name)
             if number not in self._parts:
@@ -170,19 +176,23 @@ class ClusterBackend(_OfGroups):
     """The nodes of all groups of a cluster; see Backend."""
 
     def __init__(
-        self, cluster: ClusterAddress, fail_on_data_loss: bool, security: str | None = None
+        self,
+        cluster: ClusterAddress,
+        fail_on_data_loss: bool,
+        security: str | None = None,
+        patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         self.where = str(cluster)
-        self._cluster, self._security = cluster, security
+        self._cluster, self._security, self._patience = cluster, security, patience
         self._fail_on_data_loss = fail_on_data_loss
         self._groups: _Groups | None = None
 
     def __enter__(self) -> Self:
-        self._groups = _Groups(self._cluster, self._security, self._make)
+        self._groups = _Groups(self._cluster, self._security, self._patience, self._make)
         return self
 
     def _make(self, addresses: tuple[str, ...]) -> ServerBackend:
-        return ServerBackend(addresses, self._fail_on_data_loss, self._security)
+        return ServerBackend(addresses, self._fail_on_data_loss, self._security, self._patience)
 
     def __exit__(self, *_: object) -> None:
         if self._groups is not None:
@@ -224,9 +234,16 @@ class ClusterBackend(_OfGroups):
 class ClusterHead(_OfGroups):
     """The nodes of all groups of a cluster, followed by a stream; see Head."""
 
-    def __init__(self, cluster: ClusterAddress, security: str | None = None) -> None:
+    def __init__(
+        self,
+        cluster: ClusterAddress,
+        security: str | None = None,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
         self.where = str(cluster)
-        self._groups = _Groups(cluster, security, lambda at: ServerHead(at, security))
+        self._groups = _Groups(
+            cluster, security, patience, lambda at: ServerHead(at, security, patience)
+        )
 
     @property
     def _known(self) -> _Groups:

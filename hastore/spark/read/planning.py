@@ -27,14 +27,15 @@ def open_backend(options: SourceOptions) -> Backend:
         from hastore.spark.read.stores import PathBackend
 
         return PathBackend(options.path, options.limits.fail_on_data_loss)
+    fails, security = options.limits.fail_on_data_loss, options.security
     cluster = cluster_of(options.bootstrap)
     if cluster is not None:
         from hastore.spark.read.clusters import ClusterBackend
 
-        return ClusterBackend(cluster, options.limits.fail_on_data_loss, options.security)
+        return ClusterBackend(cluster, fails, security, options.patience)
     from hastore.spark.read.servers import ServerBackend
 
-    return ServerBackend(options.bootstrap, options.limits.fail_on_data_loss, options.security)
+    return ServerBackend(options.bootstrap, fails, security, options.patience)
 
 
 def open_head(options: SourceOptions) -> Head:
@@ -47,10 +48,10 @@ def open_head(options: SourceOptions) -> Head:
     if cluster is not None:
         from hastore.spark.read.clusters import ClusterHead
 
-        return ClusterHead(cluster, options.security)
+        return ClusterHead(cluster, options.security, options.patience)
     from hastore.spark.read.servers import ServerHead
 
-    return ServerHead(options.bootstrap, options.security)
+    return ServerHead(options.bootstrap, options.security, options.patience)
 
 
 def plan(

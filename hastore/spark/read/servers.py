@@ -6,10 +6,11 @@ sockets, so that no forked worker inherits one. If a replica stalls, or its repl
 records are read from another one.
 
 A stream's connections stay open between its looks at the ends. The master is asked, or, while there
-is none, the replica with the greatest readable offset. During a failover a call waits up to STALL_S
-for a node.
+is none, the replica with the greatest readable offset. During a failover or a restart a call waits
+for a node, as long as the option `retryTimeout` says (options/durations.py).
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hastore.client import Admin, Consumer
+from hastore.client import Consumer
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.requester import Answer, Requester, expect
 from hastore.client.consumer.range_reader import Chunk, RangeReader
@@ -30,14 +31,18 @@ from hastore.record.message_filter import MessageFilter
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
 from hastore.spark.arrow.record_fields import Ints, RecordFields
+from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.stores import valid_end
 
-STALL_S = 60.0  # a call gives up after this time without an answer from any node
+log = logging.getLogger(__name__)
+
 ANSWER_S = 2.0  # after this time without an answer another node is asked
 SURVEY_S = 1.0  # between two searches for a master
+SEARCH_S = 10.0  # the most that one search takes
+WARN_S = 30.0  # a call that waits so long says so in the log
 RETRY_S = 0.1  # after a refusal, as of a node that cuts its log or stops
 # Refused again later too.
 _FINAL = frozenset({"CorruptRecordError", "UsageError", "InternalError", "FORBIDDEN"})
@@ -49,10 +54,13 @@ def offset_by_time(
     security: str | None,
     partition: TopicPartition,
     timestamp_ms: int,
+    timeout_s: float = DEFAULT_PATIENCE.later_s,
 ) -> int | None:
     """Return the first offset stored at or after the instant; None if all are older."""
     topic, queue_id = partition
-    with Consumer(topic, bootstrap, queues=[queue_id], security=security) as consumer:
+    with Consumer(
+        topic, bootstrap, queues=[queue_id], security=security, timeout_s=timeout_s
+    ) as consumer:
         consumer.seek_to_latest()
         end = consumer.position(queue_id).queue_offset
         consumer.seek_to_time(timestamp_ms)
@@ -67,7 +75,11 @@ class ServerBackend:
     """The nodes of a group, read through the client API."""
 
     def __init__(
-        self, bootstrap: tuple[str, ...], fail_on_data_loss: bool, security: str | None = None
+        self,
+        bootstrap: tuple[str, ...],
+        fail_on_data_loss: bool,
+        security: str | None = None,
+        patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         try:
             self._bootstrap = parse_bootstrap(bootstrap)
@@ -76,6 +88,7 @@ class ServerBackend:
             raise UsageError(f"option 'hastore.bootstrap.servers': {text}") from error
         self.where = ",".join(self._bootstrap)
         self._security = security
+        self._patience = patience
         self._fail_on_data_loss = fail_on_data_loss
 
     def __enter__(self) -> Self:
@@ -90,23 +103,15 @@ class ServerBackend:
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
         """Return every queue and its range; they are the master's if a master answers."""
+        head = self._head()
         try:
-            with Admin(self._bootstrap, security=self._security) as admin:
-                topics = admin.topics()
-        except UnreachableError as error:
-            raise UnreachableError(
-                f"{error}; check 'hastore.bootstrap.servers', that a node runs there, and that "
-                "Spark's driver and executors can reach the nodes' API ports"
-            ) from error
-        return {
-            TopicPartition(topic, queue_id): OffsetRange(*bounds)
-            for topic, queues in topics.items()
-            for queue_id, bounds in queues.items()
-        }
+            return head.available()
+        finally:
+            head.close()
 
     def check_right(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic."""
-        head = ServerHead(self._bootstrap, self._security)
+        head = self._head()
         try:
             head.check_right(topic)
         finally:
@@ -120,7 +125,7 @@ class ServerBackend:
         The nodes list the queues of their whole log. In a synchronous group its last messages may
         not be confirmed yet; a task would wait for them.
         """
-        head = ServerHead(self._bootstrap, self._security)
+        head = self._head()
         try:
             ends = {key: span.end for key, span in queues.items() if span.size}
             found = head.locate(ends, {key: queues[key].start for key in ends})
@@ -135,7 +140,12 @@ class ServerBackend:
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
-        return offset_by_time(self._bootstrap, self._security, partition, timestamp_ms)
+        return offset_by_time(
+            self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s
+        )
+
+    def _head(self) -> "ServerHead":
+        return ServerHead(self._bootstrap, self._security, self._patience)
 
     def log_range(self) -> tuple[int, int]:
         """Raise UsageError: nodes give messages by queue only."""
@@ -148,7 +158,7 @@ class ServerBackend:
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range from any replica that has them.
 
-        Raises UnreachableError if no replica sends a message for a minute.
+        Raises UnreachableError if no replica sends a message for as long as `retryTimeout` says.
         """
         reader = RangeReader(
             self._bootstrap,
@@ -160,6 +170,7 @@ class ServerBackend:
             skip_lost=not self._fail_on_data_loss,
             security=self._security,
             wanted=_filter_of(builder.wanted),
+            give_up_s=self._patience.later_s,
         )
         chunks = reader.chunks()
         try:
@@ -178,8 +189,8 @@ class ServerBackend:
             ) from lost
         except UnreachableError as failure:
             raise UnreachableError(
-                f"{failure}. Start a node of the group, or name nodes that run in "
-                "hastore.bootstrap.servers"
+                f"{failure}. Start a node of the group, name nodes that run in "
+                f"hastore.bootstrap.servers, or raise the option {self._patience.option}"
             ) from failure
         finally:
             chunks.close()
@@ -258,8 +269,15 @@ def _positions(chunk: Chunk) -> Ints:
 class ServerHead:
     """The nodes of a group, asked through the client API."""
 
-    def __init__(self, bootstrap: tuple[str, ...], security: str | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap: tuple[str, ...],
+        security: str | None = None,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
         self._security = security
+        self._patience = patience
+        self._answered = False  # whether a node ever has
         self._bootstrap = parse_bootstrap(bootstrap)
         self.where = ",".join(self._bootstrap)
         self._requester: Requester | None = None
@@ -281,7 +299,7 @@ class ServerHead:
         """Return the queues, of these topics or of all, as the node lists them."""
         info = expect(api.Map, self._ask(api.AskMap)[0]).map
         if not info.writable and self._may_survey():
-            self._choose(STALL_S)
+            self._choose(SEARCH_S)
             info = expect(api.Map, self._ask(api.AskMap)[0]).map
         self._token = (self._node or "", info.epoch)
         if topics is None or len(topics) > _BY_NAME_MAX:
@@ -302,7 +320,9 @@ class ServerHead:
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
-        return offset_by_time(self._bootstrap, self._security, partition, timestamp_ms)
+        return offset_by_time(
+            self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s
+        )
 
     def limit_offset(self) -> int | None:
         """Return None: each node enforces its own readable offset."""
@@ -372,25 +392,31 @@ class ServerHead:
         return expect(api.Pulled, reply)
 
     def _ask(self, make: Callable[[int], api.Request]) -> Answer:
-        """Ask the node that answered last, or look for another; waits up to STALL_S.
+        """Ask the node that answered last, or look for another, as long as the options say.
 
         Returns the last refusal if nothing better comes in this time.
         """
-        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_S * 1_000.0
+        wait_s = self._patience.later_s if self._answered else self._patience.first_s
+        began_ms = SYSTEM_CLOCK.monotonic_ms()
         refusal: Answer | None = None
+        warned = False
         while True:
-            left_s = max(0.0, (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000.0)
+            waited_s = (SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1_000.0
+            left_s = max(0.0, wait_s - waited_s)
             try:
                 answer = self._ask_once(make, left_s)
             except UnreachableError as failure:
-                if left_s > 0.0 and self._node is not None:
+                if left_s > 0.0:
                     self._leave()
+                    if waited_s >= WARN_S and not warned:
+                        warned = True
+                        text = "no node of %s answers; waiting %.0f s more: %s"
+                        log.warning(text, self.where, left_s, failure)
                     continue
                 if refusal is not None:
                     return refusal
-                raise UnreachableError(
-                    f"no node of {self.where} answered within {STALL_S:g} s: {failure}"
-                ) from failure
+                raise UnreachableError(self._no_answer(wait_s, failure)) from failure
+            self._answered = True
             reply = answer[0]
             if not isinstance(reply, api.Failed) or reply.status in _FINAL or left_s <= 0.0:
                 return answer
@@ -398,9 +424,17 @@ class ServerHead:
             self._leave()
             self._open().transport.sleep(min(left_s, RETRY_S))
 
+    def _no_answer(self, wait_s: float, failure: UnreachableError) -> str:
+        return (
+            f"no node of {self.where} answered within {wait_s:g} s, which the option "
+            f"{self._patience.option} changes: {failure}; check 'hastore.bootstrap.servers', that "
+            "a node runs there, and that Spark's driver and executors can reach the nodes' API "
+            "ports"
+        )
+
     def _ask_once(self, make: Callable[[int], api.Request], left_s: float) -> Answer:
         if self._node is None:
-            self._choose(left_s)
+            self._choose(min(left_s, SEARCH_S))
         assert self._node is not None
         requester = self._open()
         return requester.run_steps(requester.ask(self._node, make, min(ANSWER_S, left_s)))

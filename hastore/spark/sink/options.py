@@ -6,7 +6,6 @@ have kept rows from being lost.
 """
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +21,13 @@ from pyspark.sql.types import (
 
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.record.properties import check_topic
+from hastore.spark.options.durations import (
+    DEFAULT_PATIENCE,
+    DELIVERY_TIMEOUT,
+    RETRY_TIMEOUT,
+    Patience,
+    parse_patience,
+)
 from hastore.spark.options.source_options import (
     BOOTSTRAP,
     PATH,
@@ -32,8 +38,8 @@ from hastore.spark.options.source_options import (
 
 TOPIC = "topic"
 _KNOWN = (
-    *(BOOTSTRAP, TOPIC, "acks", "syncFlush", "deliveryTimeout", "idempotent", "writeId"),
-    SECURITY,
+    *(BOOTSTRAP, TOPIC, "acks", "syncFlush", DELIVERY_TIMEOUT, "idempotent", "writeId"),
+    *(SECURITY, RETRY_TIMEOUT),
     # Spark's own for streams; it passes them on.
     *("checkpointLocation", "queryName"),
 )
@@ -41,13 +47,10 @@ _BY_LOWER_NAME = {name.lower(): name for name in _KNOWN}
 _KAFKA = {
     "kafka.bootstrap.servers": BOOTSTRAP,
     "kafka.acks": "acks",
-    "kafka.delivery.timeout.ms": "deliveryTimeout",
+    "kafka.delivery.timeout.ms": DELIVERY_TIMEOUT,
     "kafka.enable.idempotence": "idempotent",
 }
 _ACKS: dict[str, Literal[0, 1, "all"]] = {"0": 0, "1": 1, "all": "all", "-1": "all"}
-_UNITS_S = {"ms": 0.001, "": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d{1,12})\s*(ms|s|m|min|h|)", re.ASCII | re.IGNORECASE)
-_TIMEOUT_S = 120.0  # Kafka's delivery.timeout.ms
 _FORMAT = "format 'hastore'"
 
 
@@ -59,10 +62,10 @@ class SinkOptions:
     topic: str | None
     acks: Literal[0, 1, "all"] | None
     sync_flush: bool
-    delivery_timeout_s: float
     idempotent: bool
     write_id: str | None
     security: str | None = None
+    patience: Patience = DEFAULT_PATIENCE
 
 
 def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -86,10 +89,10 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
         topic=_parse_topic(options),
         acks=_parse_acks(options),
         sync_flush=parse_bool(options, "syncFlush", default=False),
-        delivery_timeout_s=_parse_timeout(options),
         idempotent=idempotent,
         write_id=options.get("writeId"),
         security=security_file(options),
+        patience=parse_patience(options, DELIVERY_TIMEOUT, RETRY_TIMEOUT),
     )
 
 
@@ -144,20 +147,6 @@ def _parse_acks(options: Mapping[str, str]) -> Literal[0, 1, "all"] | None:
             "master) or 0 (nobody)"
         )
     return found
-
-
-def _parse_timeout(options: Mapping[str, str]) -> float:
-    text = options.get("deliveryTimeout")
-    if text is None:
-        return _TIMEOUT_S
-    found = _DURATION.fullmatch(text.strip())
-    seconds = int(found[1]) * _UNITS_S[found[2].lower()] if found is not None else 0.0
-    if seconds <= 0.0:
-        raise UsageError(
-            f"option 'deliveryTimeout' is {text!r}; use a time above 0, such as 30s, 2m or "
-            "500ms; a number alone is milliseconds"
-        )
-    return seconds
 
 
 # -- columns ---------------------------------------------------------------------------------------

@@ -9,7 +9,14 @@ import pyarrow as pa
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.producer.repeatable_sender import RecordsDifferError, RepeatableSender
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import ClientError, HastoreError, UsageError
+from hastore.errors import (
+    ClientError,
+    HastoreError,
+    NotStoredError,
+    OutcomeUnknown,
+    UnreachableError,
+    UsageError,
+)
 from hastore.spark.sink.options import SinkColumns, SinkOptions
 from hastore.spark.sink.records import RecordBuilder, RowError, TaskIdentity, number_of
 
@@ -22,16 +29,28 @@ _CAUSE = (
 )
 
 
+def check_nodes(options: SinkOptions) -> None:
+    """Wait for an answer of any node, before a batch write begins; raises UnreachableError."""
+    sender = _sender(options, f"spark{uuid.uuid4().hex}")
+    try:
+        _reach(sender, options)
+    finally:
+        sender.close()
+
+
 def write_task(
     options: SinkOptions,
     columns: SinkColumns,
     identity: TaskIdentity,
     partition: int,
     batches: Iterator[pa.RecordBatch],
+    *,
+    is_new: bool = False,
 ) -> int:
     """Write the rows that earlier attempts have not written; return how many the task has.
 
-    Returns when all are confirmed.
+    Returns when all are confirmed. If the query `is_new`, no node may have answered it yet: then it
+    does not wait long for a first answer.
     """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
@@ -39,18 +58,37 @@ def write_task(
         return 0
     if not options.idempotent:
         identity = TaskIdentity(f"spark{uuid.uuid4().hex}", 0)
-    sender = RepeatableSender(
-        parse_bootstrap(options.bootstrap),
-        identity.producer_id,
-        acks=options.acks,
-        sync_flush=options.sync_flush,
-        delivery_timeout_s=options.delivery_timeout_s,
-        security=options.security,
-    )
+    sender = _sender(options, identity.producer_id)
     try:
+        if is_new:
+            _reach(sender, options)
         return _Task(sender, identity, partition).run(options, columns, chain([first], filled))
     finally:
         sender.close()
+
+
+def _sender(options: SinkOptions, producer_id: str) -> RepeatableSender:
+    return RepeatableSender(
+        parse_bootstrap(options.bootstrap),
+        producer_id,
+        acks=options.acks,
+        sync_flush=options.sync_flush,
+        delivery_timeout_s=options.patience.later_s,
+        security=options.security,
+    )
+
+
+def _reach(sender: RepeatableSender, options: SinkOptions) -> None:
+    patience = options.patience
+    try:
+        sender.reach(patience.first_s)
+    except UnreachableError as failure:
+        raise UnreachableError(
+            f"no node of {','.join(options.bootstrap)} answered within {patience.first_s:g} s, "
+            f"which the option {patience.option} changes: {failure}; check "
+            "'hastore.bootstrap.servers', that a node runs there, and that Spark's driver and "
+            "executors can reach the nodes' API ports"
+        ) from failure
 
 
 class _Task:
@@ -79,7 +117,7 @@ class _Task:
                 f"has stored in its place. {_CAUSE}"
             ) from failure
         except HastoreError as failure:
-            raise self._explained(failure) from failure
+            raise self._explained(failure, options) from failure
         self._check_count(rows)
         return rows
 
@@ -120,9 +158,12 @@ class _Task:
                 "write needs another one"
             )
 
-    def _explained(self, failure: HastoreError) -> HastoreError:
+    def _explained(self, failure: HastoreError, options: SinkOptions) -> HastoreError:
         kind = UsageError if isinstance(failure, UsageError) else ClientError
         text = f"partition {self._partition}: {failure}"
+        if isinstance(failure, UnreachableError | NotStoredError | OutcomeUnknown):
+            patience = options.patience
+            text += f" (the option {patience.option} is how long to wait: {patience.later_s:g} s)"
         waiting = self._sender.unconfirmed
         if waiting is not None:
             first, end = (number - self._identity.first for number in waiting)

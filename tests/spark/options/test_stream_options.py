@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from hastore.errors import UsageError
+from hastore.spark.options.durations import Patience
 from hastore.spark.options.offsets import Bound, GlobalTimestamp, TopicPartition
 from hastore.spark.options.source_options import Mode, parse_either, parse_stream_options
 
@@ -42,6 +43,13 @@ def test_starts_have_the_forms_and_precedence_of_a_read():
 )
 def test_the_delay_is_a_duration_of_spark(text, seconds):
     assert parse(maxTriggerDelay=text).admission.max_delay_s == pytest.approx(seconds)
+
+
+def test_how_long_a_query_waits_for_nodes():
+    assert parse().source.patience == Patience(30.0, 900.0, "retryTimeout")
+    assert parse(retryTimeout="1h").source.patience == Patience(3_600.0, 3_600.0, "retryTimeout")
+    with pytest.raises(UsageError, match="'retryTimeout' is '0s'; use a time above 0"):
+        parse(retryTimeout="0s")
 
 
 @pytest.mark.parametrize(

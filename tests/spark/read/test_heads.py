@@ -1,9 +1,11 @@
 """Ends and positions, from a store's files and from nodes: a cut, retention, an unreadable end."""
 
+import contextlib
 import json
 
 import pytest
 
+from hastore.config.model import ApiConfig
 from hastore.errors import (
     ClientError,
     CorruptRecordError,
@@ -13,7 +15,10 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import REAL
 from hastore.ha.rules.epochs import FORGOTTEN_EPOCH, Standing
+from hastore.server.api.server import ApiServer
+from hastore.service import raise_failure
 from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.options.durations import Patience
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
 from hastore.spark.options.source_options import parse_options, parse_stream_options
@@ -328,16 +333,40 @@ def test_a_node_that_refuses_for_a_while_is_asked_again(monkeypatch):
         with pytest.raises(ClientError, match="a record is damaged"):
             head.locate({T0: 5}, {T0: 0})
         assert len(refused) == 1
-        monkeypatch.setattr(servers, "STALL_S", 0.2)
+        head._patience = Patience(0.2, 0.2)
         refuse(StoreBrokenError("the disk is gone"), 10**6)
         with pytest.raises(ClientError, match="the disk is gone"):
             head.locate({T0: 5}, {T0: 0})
         head.close()
 
 
-def test_without_any_node_the_error_names_the_addresses(monkeypatch):
-    monkeypatch.setattr(servers, "STALL_S", 0.3)
-    head = ServerHead(("tcp://127.0.0.1:9",))
-    with pytest.raises(UnreachableError, match="no answer from tcp://127.0.0.1:9"):
+def test_without_any_node_the_error_names_the_addresses_and_the_option():
+    head = ServerHead(("tcp://127.0.0.1:9",), patience=Patience(0.3, 1e6))
+    text = "within 0.3 s, which the option retryTimeout changes: no answer from tcp://127.0.0.1:9"
+    with pytest.raises(UnreachableError, match=text) as failed:
         head.available()
+    assert "check 'hastore.bootstrap.servers'" in str(failed.value)
     head.close()
+
+
+def test_a_restart_of_the_nodes_does_not_end_a_query(monkeypatch):
+    """Once a node has answered, a query waits longer than for the first answer."""
+    monkeypatch.setattr(servers, "ANSWER_S", 0.1)
+    monkeypatch.setattr(servers, "SEARCH_S", 0.05)
+    monkeypatch.setattr(servers, "WARN_S", 0.2)
+    node = FakeBackend()
+    fill(node.store, 10)
+    with contextlib.ExitStack() as stack:
+        with serving(node) as bootstrap:
+            head = ServerHead(bootstrap, patience=Patience(0.1, 1e6))
+            stack.callback(head.close)
+            assert head.available()[T0] == (0, 5)
+
+        def restart(text, *values):
+            assert "waiting %.0f s more" in text  # it has waited longer than for a first answer
+            server = ApiServer(bootstrap[0], node, ApiConfig(), on_failure=raise_failure)
+            server.start()
+            stack.callback(server.stop)
+
+        monkeypatch.setattr(servers.log, "warning", restart)
+        assert head.available()[T0] == (0, 5)

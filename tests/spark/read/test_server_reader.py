@@ -12,6 +12,7 @@ from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
+from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.read.servers import ServerBackend
@@ -49,8 +50,8 @@ def serving(*backends):
         yield tuple(nodes.values())
 
 
-def read(bootstrap, span, *, fail=True):
-    with ServerBackend(bootstrap, fail) as backend:
+def read(bootstrap, span, *, fail=True, patience=DEFAULT_PATIENCE):
+    with ServerBackend(bootstrap, fail, None, patience) as backend:
         batches = list(backend.read_queue(span, BatchBuilder(ALL)))
     return [row for batch in batches for row in batch.to_pylist()]
 
@@ -132,8 +133,11 @@ def test_messages_that_retention_removed_are_a_lost_position():
 
 
 def test_a_range_that_no_node_sends_ends_with_an_error(monkeypatch):
-    monkeypatch.setattr(range_reader, "GIVE_UP_S", 1.0)
     monkeypatch.setattr(range_reader, "SURVEY_S", 0.5)
+    monkeypatch.setattr(range_reader, "WARN_S", 0.0)
+    warned = []
+    monkeypatch.setattr(range_reader.log, "warning", lambda text, *values: warned.append(text))
+    patience = Patience(later_s=1.0)
     slave = FakeBackend(writable=False)
     fill(slave.store, 10)
     span = QueueRange("t", 0, 0, 7)
@@ -141,11 +145,11 @@ def test_a_range_that_no_node_sends_ends_with_an_error(monkeypatch):
         serving(slave) as bootstrap,
         pytest.raises(UnreachableError, match=r"queue 0 of 't' from offset 5 within 1 s.*Start a"),
     ):
-        read(bootstrap, span)
-    with pytest.raises(
-        UnreachableError, match=r"no node of tcp://127.0.0.1:9 sent .*hastore.bootstrap.servers"
-    ):
-        read(("tcp://127.0.0.1:9",), span)
+        read(bootstrap, span, patience=patience)
+    text = r"no node of tcp://127.0.0.1:9 sent .*hastore.bootstrap.servers.*raise.*retryTimeout"
+    with pytest.raises(UnreachableError, match=text):
+        read(("tcp://127.0.0.1:9",), span, patience=patience)
+    assert len(warned) == 2  # once each
 
 
 def test_an_invalid_address_is_refused():

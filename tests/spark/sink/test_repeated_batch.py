@@ -1,15 +1,18 @@
 """A batch of a hastore stream that is written again after messages of it are gone."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
 from hastore.config.model import ApiConfig
-from hastore.errors import UsageError
+from hastore.errors import ClientError, UnreachableError, UsageError
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
+from hastore.spark.options.durations import Patience
 from hastore.spark.sink.options import SinkColumns, parse_sink_options
 from hastore.spark.sink.records import stream_task
-from hastore.spark.sink.task import write_task
+from hastore.spark.sink.task import check_nodes, write_task
 from hastore.spark.stream_offsets import from_json
 from tests.api_fakes import FakeBackend
 from tests.spark.stream.test_driver import T0, T1, FakeLog, Query
@@ -50,6 +53,21 @@ def node():
     backend.endpoint = server.endpoint
     yield backend
     server.stop()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_write_waits_for_a_first_answer_and_the_error_names_the_option(is_new):
+    given = {"hastore.bootstrap.servers": "tcp://127.0.0.1:9", "topic": "t"}
+    row = pa.record_batch([pa.array([b"x"])], ["value"])
+    if is_new:
+        options = replace(parse_sink_options(given, streaming=True), patience=Patience(0.1, 1e6))
+        with pytest.raises(UnreachableError, match="0.1 s, which the option retryTimeout changes"):
+            check_nodes(options)
+    else:
+        options = parse_sink_options({**given, "deliveryTimeout": "100ms"}, streaming=True)
+    with pytest.raises(ClientError, match="Timeout.*127.0.0.1:9|127.0.0.1:9.*Timeout"):
+        task = stream_task("query", 0, 0)
+        write_task(options, VALUE, task, 0, iter([row]), is_new=is_new)
 
 
 def stored(node):

@@ -16,6 +16,7 @@ from pyspark.sql.types import (
 
 from hastore.errors import UsageError
 from hastore.record.properties import sole_producer
+from hastore.spark.options.durations import Patience
 from hastore.spark.sink.options import (
     SinkColumns,
     SinkOptions,
@@ -33,13 +34,14 @@ def parse(*, streaming=False, **options):
 
 
 def test_defaults_and_all_options():
-    assert parse() == SinkOptions(("tcp://a:1", "tcp://b:2"), None, None, False, 120.0, True, None)
+    servers, patience = ("tcp://a:1", "tcp://b:2"), Patience(30.0, 900.0, "deliveryTimeout")
+    assert parse() == SinkOptions(servers, None, None, False, True, None, patience=patience)
     given = {"ACKS": "ALL", "syncflush": "True", "deliverytimeout": "2m", "topic": "t"}
     assert parse(**given, writeid="w") == SinkOptions(
-        ("tcp://a:1", "tcp://b:2"), "t", "all", True, 120.0, True, "w"
+        servers, "t", "all", True, True, "w", patience=Patience(120.0, 120.0, "deliveryTimeout")
     )
     assert parse(streaming=True, checkpointLocation="x", queryName="q", idempotent="false") == (
-        SinkOptions(("tcp://a:1", "tcp://b:2"), None, None, False, 120.0, False, None)
+        SinkOptions(servers, None, None, False, False, None, patience=patience)
     )
 
 
@@ -54,7 +56,9 @@ def test_acks(text, acks):
     ("text", "seconds"), [("500", 0.5), ("500ms", 0.5), ("30s", 30), ("2 min", 120), ("1H", 3600)]
 )
 def test_delivery_timeout(text, seconds):
-    assert parse(deliveryTimeout=text).delivery_timeout_s == seconds
+    patience = parse(deliveryTimeout=text, retryTimeout="9m").patience
+    assert patience == Patience(seconds, seconds, "deliveryTimeout")
+    assert parse(retryTimeout=text).patience == Patience(seconds, seconds, "retryTimeout")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,7 @@ def test_delivery_timeout(text, seconds):
         ({"acks": "2"}, "'acks' is '2'; use 'all'"),
         ({"syncFlush": "yes"}, "'syncFlush' is 'yes'; use true or false"),
         ({"deliveryTimeout": "0s"}, "a time above 0"),
-        ({"deliveryTimeout": "soon"}, "a time above 0"),
+        ({"deliveryTimeout": "soon"}, "'deliveryTimeout' is 'soon'; use a duration"),
         ({"topic": "a b"}, "option 'topic': topic 'a b'"),
         ({"hastore.bootstrap.servers": " , "}, "is empty"),
         ({"writeId": " "}, "'writeId' is empty"),

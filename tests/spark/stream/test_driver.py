@@ -497,8 +497,10 @@ def test_a_store_behind_a_batch_is_waited_for_and_then_named(log, monkeypatch):
     assert waits == [2, 1]
     assert len(query.rows[0]) == 8
     log.lag = 4
-    monkeypatch.setattr(driver_module, "BEHIND_S", 0.0)
-    with pytest.raises(UnreachableError, match="is behind the query's checkpoint in t-0, t-1"):
+    query.raw["retryTimeout"] = "1us"
+    query.driver._options = parse_stream_options(query.raw)
+    text = "is behind the query's checkpoint in t-0, t-1.*raise the option retryTimeout"
+    with pytest.raises(UnreachableError, match=text):
         query.run_batch()
 
 
