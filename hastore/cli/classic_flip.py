@@ -240,10 +240,16 @@ class ClassicFlip(Flip):
                     f"demote -c {file}` on its machine",
                 )  # fmt: skip
             return
-        role = place.role()
-        if role is None or not role.is_master:
+        try:
+            role = place.role()
+            if role is None or not role.is_master:
+                return
+            place.change(Role.SLAVE)
+        except HastoreError as failure:
+            if not self._group.remote:
+                raise
+            self._say("left", f"the file of node {number} may still say master: {failure}")
             return
-        place.change(Role.SLAVE)
 
         def settled() -> bool:
             status = self._group.ask(number)

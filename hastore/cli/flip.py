@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -26,10 +26,18 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.own_node import RolePlace, ask_node, node_name, refuse_other_file, role_place
-from hastore.config.file import config_error, load_config
+from hastore.cli.completing import complete_nodes
+from hastore.cli.own_node import (
+    RolePlace,
+    as_node,
+    ask_node,
+    node_name,
+    refuse_other_file,
+    role_place,
+)
+from hastore.config.file import config_error, load_config, load_names
 from hastore.config.model import Config, Mode, Role
-from hastore.errors import HastoreError, PromotionRefused
+from hastore.errors import HastoreError, PromotionRefused, UsageError
 
 PATIENCE_S = 10.0  # the longest wait without progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
@@ -53,19 +61,30 @@ class OneShotFlags:
         return self.no_catch_up or self.force_unclean or self.accept_loss
 
 
+class Target(NamedTuple):
+    """The node whose role a command changes; `given` is how the command was told of it."""
+
+    given: str
+    config: Config
+    before: Status | None  # what it says before; None: it does not answer
+    place: RolePlace
+    remote: bool
+
+
 def promote(
-    path: str, role: Role, flags: OneShotFlags = OneShotFlags(), patience_s: float = PATIENCE_S
-) -> Status:
+    path: str, role: Role, flags: OneShotFlags = OneShotFlags(), patience_s: float = PATIENCE_S,
+    *, remote: int | None = None,
+) -> Status:  # fmt: skip
     """Make the node of the file at `path` a master; return its status once it takes writes.
+
+    With `remote` it is the node of this number, of the file's group, which changes its own file.
 
     Raises PromotionRefused when the node refuses or is late, HastoreError when it does not answer;
     in both cases the file stays edited. Before the file is edited, raises UsageError when the node
     runs with another file, and HastoreError when flags cannot reach the node.
     """
-    config = _load_classic(path, "promote")
-    before = ask_node(config)
-    refuse_other_file("promote", path, config, before)
-    place = role_place(path, config)
+    target = _target(path, "promote", remote)
+    config, before, place = target.config, target.before, target.place
     present = place.role()
     if present is None and before is not None:  # no valid object in the registry
         present = Role(before["role"])
@@ -86,22 +105,21 @@ def promote(
         right = bool(status["writable"]) and status["role"] == role.value
         return right and (not new_epoch or before is None or status["epoch"] > before["epoch"])
 
-    return _wait(path, config, place, followed, before, role, patience_s)
+    return _wait(target, followed, role, patience_s)
 
 
 def demote(
-    path: str, flags: OneShotFlags = OneShotFlags(), patience_s: float = PATIENCE_S
-) -> Status:
-    """Make the node of the file at `path` a slave; return its status once it is one.
+    path: str, flags: OneShotFlags = OneShotFlags(), patience_s: float = PATIENCE_S,
+    *, remote: int | None = None,
+) -> Status:  # fmt: skip
+    """Make the node of the file at `path` a slave, as `promote`; return its status once it is one.
 
     Raises HastoreError when the node does not answer or is late; the file stays edited. Before the
     file is edited, raises UsageError when the node runs with another file, and HastoreError when a
     flag cannot reach the node.
     """
-    config = _load_classic(path, "demote")
-    before = ask_node(config)
-    refuse_other_file("demote", path, config, before)
-    place = role_place(path, config)
+    target = _target(path, "demote", remote)
+    config, before, place = target.config, target.before, target.place
     if not flags.any:
         place.change(Role.SLAVE)
     elif before is None:
@@ -117,12 +135,29 @@ def demote(
         settled = status["reason"] not in status.get("problems", [])
         return bool(status["role"] == Role.SLAVE.value) and settled
 
-    return _wait(path, config, place, followed, before, Role.SLAVE, patience_s)
+    return _wait(target, followed, Role.SLAVE, patience_s)
 
 
-def _load_classic(path: str, command: str) -> Config:
+def _target(path: str, command: str, remote: int | None) -> Target:
+    """Return the node that a command is about; raises UsageError if it is another than it seems."""
+    config = _load_classic(path, command, remote=remote is not None)
+    if remote is None:
+        before = ask_node(config)
+        refuse_other_file(command, path, config, before)
+        return Target(path, config, before, role_place(path, config), False)
+    from hastore.cli.remote_role import ask_named, remote_place
+
+    if remote not in config.nodes:
+        known = ", ".join(map(str, config.nodes))
+        raise UsageError(f"--node {remote}: {path} has no such node; its nodes are {known}")
+    config = as_node(config, remote)
+    given = f"{path} --node {remote} --remote"
+    return Target(given, config, ask_named(config), remote_place(config), True)
+
+
+def _load_classic(path: str, command: str, *, remote: bool) -> Config:
     """Return the file's configuration; raises ConfigError if its mode knows no promotion."""
-    config = load_config(path)
+    config = load_names(path) if remote else load_config(path)
     if config.mode is Mode.DLEDGER:
         problem = f"is dledger, where the nodes elect their leader: there is nothing to {command}"
         remedy = "to choose the leader, run `hastore dledger transfer -c FILE --to N`"
@@ -131,15 +166,10 @@ def _load_classic(path: str, command: str) -> Config:
 
 
 def _wait(
-    path: str,
-    config: Config,
-    place: RolePlace,
-    followed: Callable[[Status], bool],
-    before: Status | None,
-    role: Role,
-    patience_s: float,
+    target: Target, followed: Callable[[Status], bool], role: Role, patience_s: float
 ) -> Status:
     """Poll the node until `followed(status)`; raise after `patience_s` without progress."""
+    config, before, place = target.config, target.before, target.place
     began = last_move = time.monotonic()
     seen: Status | None = None
     reasons: Counter[str] = Counter()  # the most frequent one is reported
@@ -169,8 +199,8 @@ def _wait(
             f"{node_name(config)} does not answer; {stays}, which the node takes when it {later}"
         )
     reason = reasons.most_common(1)[0][0]
-    remedy = _remedy(path, reason) if role.is_master else ""
-    follows = seen.get("config")
+    remedy = _remedy(target.given, reason) if role.is_master else ""
+    follows = None if target.remote else seen.get("config")
     if follows and not os.path.exists(follows):
         remedy += f"; it reads {follows}, which is not on this machine"
     raise PromotionRefused(
@@ -184,9 +214,9 @@ def _no_new_epoch(status: Status) -> str:
     return next(told, f"it is {status['role']} in epoch {status['epoch']}")
 
 
-def _remedy(path: str, reason: str) -> str:
+def _remedy(given: str, reason: str) -> str:
     """Return the text of the operator's choices after a refused or late promotion."""
-    call_off = f"`hastore demote -c {path}` cancels the promotion"
+    call_off = f"`hastore demote -c {given}` cancels the promotion"
     awaited = re.search(r"waiting for node ([0-9]+(?:, [0-9]+)*)", reason)
     if awaited is None:
         return f"; {call_off}"
@@ -214,6 +244,28 @@ _accept_loss = click.option(
 )
 
 
+def _with_remote(function: Any) -> Any:
+    """Add `--remote` and `--node`, which arrive as `remote` and `number`."""
+    node = click.option(
+        "--node", "number", type=click.IntRange(1, 65_535), metavar="N",
+        shell_complete=complete_nodes,
+        help="With --remote: the node, of the group of FILE, if it is not that of FILE.",
+    )  # fmt: skip
+    return click.option(
+        "--remote", is_flag=True,
+        help="Let the node change its own file, asked over the network as an admin (--security).",
+    )(node(function))  # fmt: skip
+
+
+def _remote_number(path: str, remote: bool, number: int | None) -> int | None:
+    """Return the node that is changed over the network, None if a file here is."""
+    if number is not None and not remote:
+        raise UsageError("--node goes with --remote; without it the node is that of FILE")
+    if not remote:
+        return None
+    return load_names(path).node if number is None else number
+
+
 @click.command("promote", short_help="Make a node the master.")
 @with_config
 @with_security
@@ -234,6 +286,7 @@ _accept_loss = click.option(
     help="Promote with too few answers; acknowledged records may be lost.",
 )
 @_accept_loss
+@_with_remote
 @_patience
 @with_json
 def promote_command(
@@ -242,10 +295,14 @@ def promote_command(
     no_catch_up: bool,
     force_unclean: bool,
     accept_loss: bool,
+    remote: bool,
+    number: int | None,
     patience_s: float,
     as_json: bool,
 ) -> None:
     """Make a node the master: edit its role, and wait until the node takes writes.
+
+    With --remote FILE may be that of any node of the group, or a copy.
 
     A node that is the master already begins a new epoch. Exit code 1 when the node refuses or is
     late. The role then stays edited, and a node that waits for other nodes' answers keeps trying.
@@ -253,7 +310,7 @@ def promote_command(
     began = time.monotonic()
     role = Role.ASYNC_MASTER if to_async else Role.SYNC_MASTER
     flags = OneShotFlags(no_catch_up, force_unclean, accept_loss)
-    status = promote(path, role, flags, patience_s)
+    status = promote(path, role, flags, patience_s, remote=_remote_number(path, remote, number))
     if to_async:
         print_note("an ASYNC_MASTER acknowledges records that only this node has")
     _report(status, time.monotonic() - began, as_json=as_json)
@@ -263,10 +320,22 @@ def promote_command(
 @with_config
 @with_security
 @_accept_loss
+@_with_remote
 @_patience
 @with_json
-def demote_command(path: str, accept_loss: bool, patience_s: float, as_json: bool) -> None:
-    """Make a node a slave: edit its role, and wait until the node is a slave."""
+def demote_command(
+    path: str,
+    accept_loss: bool,
+    remote: bool,
+    number: int | None,
+    patience_s: float,
+    as_json: bool,
+) -> None:
+    """Make a node a slave: edit its role, and wait until the node is a slave.
+
+    With --remote FILE may be that of any node of the group, or a copy.
+    """
     began = time.monotonic()
-    status = demote(path, OneShotFlags(accept_loss=accept_loss), patience_s)
+    flags = OneShotFlags(accept_loss=accept_loss)
+    status = demote(path, flags, patience_s, remote=_remote_number(path, remote, number))
     _report(status, time.monotonic() - began, as_json=as_json)

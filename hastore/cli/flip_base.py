@@ -31,7 +31,7 @@ class Flip:
     @property
     def _again(self) -> str:
         """The command that goes on with this flip."""
-        return f"`hastore flip -c {self._group.path} --to {self._to}`"
+        return f"`hastore flip -c {self._group.given} --to {self._to}`"
 
     def _wait_until(self, done: Callable[[], bool], end: float | None = None) -> bool:
         """Wait until `done()`; False if it is not so at `end`, or at the flip's deadline."""

@@ -12,12 +12,13 @@ from hastore.cli.own_node import (
     FilePlace,
     RegistryPlace,
     RolePlace,
+    as_node,
     ask_own_status,
     file_mismatch,
     node_name,
     of_each,
 )
-from hastore.config.file import load_config
+from hastore.config.file import load_config, load_names
 from hastore.errors import ConfigError, UsageError
 
 NOTHING = "nothing was changed"
@@ -28,11 +29,16 @@ Status = dict[str, Any]
 class GroupFiles:
     """The nodes of the file's group: what they say, and where their roles are changed from here."""
 
-    def __init__(self, path: str, wanted: int | None = None) -> None:
-        """Read the file at `path`; `wanted` is the node that is to be master, for errors."""
+    def __init__(self, path: str, wanted: int | None = None, *, remote: bool = False) -> None:
+        """Read the file at `path`; `wanted` is the node that is to be master, for errors.
+
+        With `remote` the nodes change their own files, and that at `path` may be a copy.
+        """
         self.path = path
+        self.given = f"{path} --remote" if remote else path  # for commands in texts
         self.wanted = wanted
-        self.config = load_config(path)
+        self.remote = remote
+        self.config = load_names(path) if remote else load_config(path)
         self.seen: dict[int, Status] = {}  # of the nodes that answered last
 
     def look(self) -> dict[int, Status]:
@@ -43,7 +49,7 @@ class GroupFiles:
         """
         found = of_each(self.config.nodes, self.ask)
         self.seen = {number: status for number, status in found.items() if status is not None}
-        own = self.seen.get(self.config.node)
+        own = None if self.remote else self.seen.get(self.config.node)
         differs = None if own is None else file_mismatch(self.path, self.config, own)
         if differs is not None:
             raise UsageError(f"{differs}; {NOTHING}: check -c FILE")
@@ -87,6 +93,10 @@ class GroupFiles:
         """Return where a node's role is changed; None if that is on another machine."""
         if self.config.registry is not None:
             return RegistryPlace(msgspec.structs.replace(self.config, node=number))
+        if self.remote:
+            from hastore.cli.remote_role import RemotePlace
+
+            return RemotePlace(as_node(self.config, number))
         path = self.file_of(number)
         if path is None:
             return None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hastore.cli.remote_nodes import Missed, RemoteNodes
-from hastore.config.model import Config
+from hastore.config.model import Config, Role
 from hastore.config.node_list import ListChange
+from hastore.protocol.api import Administered
 
 Statuses = Mapping[int, Mapping[str, Any]]  # of the nodes that answer
 
@@ -63,7 +64,10 @@ def steps(
             f"start node {change.new} with {file}, and an empty store or a restored one; wait until"
             " it is in sync: `hastore status --wait 600`"
         )
-    found.append(_promotion(here, statuses, after))
+    if nodes is None:
+        found.append(_promotion(here, statuses, after))
+    else:
+        found.append(_remote_promotion(files[0].path, looked, statuses, after))
     if change.gone is not None:
         found.append(f"stop node {change.gone} for good; its number must not come back")
     return found
@@ -91,4 +95,19 @@ def _promotion(here: Mapping[int, NodeFile], statuses: Statuses, after: Sequence
     return (
         f"put the list {listed} in force: `hastore promote -c {path}`, on the machine of {who}; it"
         " begins a new epoch, and waits until each of these nodes answers"
+    )
+
+
+def _remote_promotion(
+    path: str, looked: Mapping[int, Administered], statuses: Statuses, after: Sequence[int]
+) -> str:
+    """Return the step that puts the list in force, from this machine."""
+    masters = [number for number, one in statuses.items() if one.get("writable")]
+    masters += [
+        number for number, one in looked.items() if one.role not in (None, Role.SLAVE.value)
+    ]
+    node = masters[0] if masters else "N"
+    return (
+        f"put the list {listed(after)} in force: `hastore promote -c {path} --node {node} --remote`"
+        " for the master; it begins a new epoch, and waits until each of these nodes answers"
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from hastore.addresses import (
     KAZOO_MISSING,
     address_text,
@@ -19,7 +21,7 @@ from hastore.client.connections.requester import Requester
 from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import edit_role
-from hastore.config.model import Config, Role, Wire
+from hastore.config.model import BindConfig, Config, Role, Wire
 from hastore.errors import (
     ClientError,
     HastoreError,
@@ -76,6 +78,12 @@ def of_each(numbers: Iterable[int], ask: Callable[[int], _T]) -> dict[int, _T]:
 def ask_node(config: Config) -> dict[str, Any] | None:
     """Return the status of the node whose configuration this is; None without an answer."""
     return ask_own_status(config, config.node, ANSWER_S)
+
+
+def as_node(config: Config, number: int) -> Config:
+    """Return a configuration as that of another node of the group, for questions to it."""
+    bind = config.bind if number == config.node else BindConfig()
+    return msgspec.structs.replace(config, node=number, bind=bind)
 
 
 def node_name(config: Config) -> str:

@@ -20,7 +20,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completing import complete_nodes
-from hastore.cli.dledger import request
+from hastore.cli.dledger import Ask, request
 from hastore.cli.flip_base import POLL_S, Flip, slave_of
 from hastore.cli.group_files import NOTHING, GroupFiles, Status
 from hastore.client.consumer.admin import Admin
@@ -55,7 +55,7 @@ class LeaderFlip(Flip):
             self._say("found", f"node {to} leads term {seen[to]['term']} already")
             return seen[to]
         self._say("found", f"node {leader} leads term {seen[leader]['term']}")
-        path = group.file_of(leader)
+        path = group.path if group.remote else group.file_of(leader)
         if path is None:
             file = seen[leader].get("config") or "FILE"
             raise UsageError(
@@ -67,7 +67,11 @@ class LeaderFlip(Flip):
             return seen[to]
         self._wait_close(leader)
         try:
-            request(path, "transfer", to, max(self._end - time.monotonic(), POLL_S))
+            left_s = max(self._end - time.monotonic(), POLL_S)
+            if group.remote:
+                Ask(path, True, left_s).request("transfer", to)
+            else:
+                request(path, "transfer", to, left_s)
         except HastoreError as failure:
             raise HastoreError(f"{failure}; {self._state()}") from failure
         return self._wait_leads()
@@ -148,6 +152,10 @@ def find_file(bootstrap: str | None, to: int) -> str:
     metavar="SECONDS",
     help="Give up after this time; to call the flip off may take 5 s more.",
 )  # fmt: skip
+@click.option(
+    "--remote", is_flag=True,
+    help="Let the nodes change their own files, asked over the network as an admin (--security).",
+)  # fmt: skip
 @click.option("--dry-run", "only_check", is_flag=True, help="Only say what would be done.")
 @with_json
 def flip_command(
@@ -155,17 +163,18 @@ def flip_command(
     bootstrap: str | None,
     to: int,
     timeout_s: float,
+    remote: bool,
     only_check: bool,
     as_json: bool,
 ) -> None:
     """Make another node the master while the present one runs; no acknowledged message is lost.
 
     FILE is the file of any node of the group on this machine; without it the running nodes name
-    theirs. Mode classic: the file of node N must
-    be here too, or the roles in a registry. The node becomes the master only with the answer of the
+    theirs. Mode classic: the file of node N must be here too, or the roles in a registry, or
+    --remote given: then FILE may be a copy. The node becomes the master only with the answer of the
     present master, so it has all of that one's log; then the other nodes become slaves in their
     files. If the node cannot become the master while the old one still is, the flip is called off.
-    Mode dledger: hands the leadership over; the leader's file must be here.
+    Mode dledger: hands the leadership over; the leader's file must be here, or --remote given.
 
     Run the same command again to complete an interrupted flip, or with the old master's number to
     undo it. Exit code 1: the flip is not complete; the error says what the state is.
@@ -174,7 +183,7 @@ def flip_command(
     if path is not None and bootstrap is not None:
         raise UsageError("give -c FILE or --bootstrap, not both")
     path = path or find_file(bootstrap, to)
-    group = GroupFiles(path, wanted=to)
+    group = GroupFiles(path, wanted=to, remote=remote)
     if to not in group.config.nodes:
         known = ", ".join(map(str, group.config.nodes))
         raise UsageError(f"--to {to}: {path} has no such node; its nodes are {known}")
@@ -190,7 +199,7 @@ def flip_command(
     try:
         status = made.run(only_check=only_check)
     except KeyboardInterrupt:
-        print_note(_interrupted_text(path, to, made.master))
+        print_note(_interrupted_text(group.given, to, made.master))
         raise
     if only_check:
         return
@@ -203,8 +212,8 @@ def flip_command(
         print_text(f"node {to} takes puts, {end} ({seconds:.1f} s)")
 
 
-def _interrupted_text(path: str, to: int, master: int | None) -> str:
-    text = f"interrupted: run `hastore flip -c {path} --to {to}` again to complete the flip"
+def _interrupted_text(given: str, to: int, master: int | None) -> str:
+    text = f"interrupted: run `hastore flip -c {given} --to {to}` again to complete the flip"
     if master in (None, to):
         return text
     return f"{text}, or with --to {master} to undo it; `hastore status` shows the state"

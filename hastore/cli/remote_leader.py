@@ -9,13 +9,11 @@ import secrets
 from collections.abc import Collection
 from typing import NamedTuple
 
-import msgspec
-
 from hastore.cli.common import print_note
-from hastore.cli.own_node import node_name
+from hastore.cli.own_node import as_node, node_name
 from hastore.cli.remote_nodes import CHANGE_S, Missed, Status, ask_statuses, listed_whys, order
 from hastore.config.file import config_error, load_names
-from hastore.config.model import BindConfig, Config, Mode
+from hastore.config.model import Config, Mode
 from hastore.errors import HastoreError, UsageError
 from hastore.protocol import api
 
@@ -63,12 +61,6 @@ def ask_leader(path: str, command: str, node: int, by: int | None) -> Made:
             "members, and the command may be given again"
         )
     raise HastoreError(text)
-
-
-def as_node(config: Config, number: int) -> Config:
-    """Return a configuration as that of another node of the group, for questions to it."""
-    bind = config.bind if number == config.node else BindConfig()
-    return msgspec.structs.replace(config, node=number, bind=bind)
 
 
 def _leader(config: Config) -> tuple[int, Status]:

@@ -29,6 +29,7 @@ LOOK_S = 5.0  # for the answer of a node: it may wait for a command that has its
 CHANGE_S = 10.0  # the same, and for its disk
 MAX_NODES = 200  # that a group's nodes may name
 Status = dict[str, Any]
+Change = api.NodesChange | api.MembersChange | api.RoleChange
 _REASON = 600  # characters of a node's text
 _TOO_OLD = "its hastore is too old to be changed over the network; upgrade it"
 
@@ -46,7 +47,7 @@ class Missed:
 
 
 def order(
-    config: Config, number: int, change: api.NodesChange | api.MembersChange, version: str | None,
+    config: Config, number: int, change: Change, version: str | None,
     timeout_s: float,
 ) -> api.Administered | Missed:  # fmt: skip
     """Have a node of the configured group do something, or say what would be done.

@@ -41,7 +41,7 @@ from hastore.config.model import (
     StoreConfig,
 )
 from hastore.errors import ConfigError
-from hastore.fs.private_files import replace_file
+from hastore.fs.private_files import folder_locked, replace_file
 
 MAX_FILE_BYTES = 1 * MIB
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
@@ -221,7 +221,14 @@ def edit_role(path: str, role: Role) -> None:
     the result would not be valid, raises ConfigError and leaves the file unchanged.
     """
     path = os.path.realpath(path)  # replace the file that a symbolic link points to, not the link
-    text = _read_text(path)
+    with folder_locked(path):  # against another command, and against the node itself
+        edited = text_with_role(_read_text(path), path, role)
+        parse_config(edited, path)
+        replace_file(path, edited.encode(), stat.S_IMODE(os.stat(path).st_mode))
+
+
+def text_with_role(text: str, path: str, role: Role) -> str:
+    """Return the content of the file `path` with `role`; it may not be valid. See `edit_role`."""
     root = _Reader(path).compose(text)
     ha = _find(root, "ha")
     edited = text
@@ -230,9 +237,7 @@ def edit_role(path: str, role: Role) -> None:
         if follows is not None and not follows.tag.endswith(":null"):
             edited = _with_scalar(edited, ha, "classic_master", "null")
             root = _Reader(path).compose(edited)
-    edited = _with_scalar(edited, root, "role", role.value)
-    parse_config(edited, path)
-    replace_file(path, edited.encode(), stat.S_IMODE(os.stat(path).st_mode))
+    return _with_scalar(edited, root, "role", role.value)
 
 
 def _with_scalar(text: str, mapping: yaml.MappingNode, key: str, value: str) -> str:

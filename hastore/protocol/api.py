@@ -391,6 +391,28 @@ class NodesChange(_Message, frozen=True, tag="nodes"):
     address: NodePlaces | None = None  # of the new node
 
 
+class OnceOptions(_Message, frozen=True):
+    """The options of one `hastore promote` or `demote`: they are used once, in this epoch."""
+
+    command: Word
+    epoch: Int64
+    no_catch_up: bool = False
+    force_unclean: bool = False
+    accept_loss: bool = False
+    needed_node: NodeNumber | None = None  # whose answer the promotion needs
+
+
+class RoleChange(_Message, frozen=True, tag="role"):
+    """Change `role` in the file of a node of mode classic, as `hastore promote` and `demote` do.
+
+    A node that has done the change with this `id` does not do it again.
+    """
+
+    id: RequestId
+    role: Word
+    once: OnceOptions | None = None
+
+
 class MembersChange(_Message, frozen=True, tag="members"):
     """Ask the leader, in mode dledger, to hand over or to change the members.
 
@@ -418,7 +440,7 @@ class Administer(_Message, frozen=True, tag="administer"):
     cluster: Group
     group: Group
     node: NodeNumber
-    change: NodesChange | MembersChange
+    change: NodesChange | MembersChange | RoleChange
     version: FileVersion | None = None
 
 

@@ -1,6 +1,7 @@
 """What an administrator may have a node do over the network, as commands do on its machine.
 
     NodesChange     `nodes` in the node's own configuration file, in mode classic
+    RoleChange      `role` there, and once.json for the options of `hastore promote` and `demote`
     MembersChange   a request in the leader's store, in mode dledger (dledger/driver/requests.py)
 
 Who asks was checked before (server/api/access.py), by a right of the node's own file of identities.
@@ -9,6 +10,7 @@ machine, so the rules of promotions protect the group from a file that was forgo
 only taken by the node that it names. It can be repeated after any failure: a file that says already
 what is wanted stays, and a request with an id that was given before is not given again. Of two
 administrators who have seen the same file, the second finds another version and changes nothing.
+With a registry the role is not in the file, and whoever may write into ZooKeeper changes it there.
 """
 
 import hashlib
@@ -19,11 +21,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 import yaml
 
 from hastore.clock import Clock
-from hastore.config.file import MAX_FILE_BYTES, parse_config
-from hastore.config.model import Config, Mode, NodeAddress
+from hastore.config.file import MAX_FILE_BYTES, parse_config, text_with_role
+from hastore.config.model import Config, Mode, NodeAddress, Role
 from hastore.config.node_list import ListChange
 from hastore.errors import ConfigError, UsageError
 from hastore.fs.filesystem import REAL, FileSystem
@@ -33,7 +36,7 @@ from hastore.protocol import api
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 3.0  # for a command that has the folder of a file locked
-REMEMBERED = 256  # ids of requests that were given
+REMEMBERED = 256  # ids of requests that were done
 _UNUSUAL = (KeyError, ValueError, IndexError, AttributeError, AssertionError, StopIteration)
 
 
@@ -94,20 +97,22 @@ class Administration:
                 f"this is node {own.node} of {'/'.join(here)}, not node {asked[2]} of "
                 f"{'/'.join(asked[:2])}; nothing was changed: correct the address"
             )
-        if isinstance(request.change, api.NodesChange):
-            return self._change_nodes(request, request.change)
-        return self._give(request, request.change)
+        if isinstance(request.change, api.MembersChange):
+            return self._give(request, request.change)
+        if own.mode is not Mode.CLASSIC:
+            raise UsageError(
+                "this node is of mode dledger, whose leader and members are in the log; see "
+                "`hastore dledger --help`"
+            )
+        if isinstance(request.change, api.RoleChange):
+            return self._change_role(request, request.change)
+        return self._change_nodes(request, request.change)
 
     # -- mode classic
 
     def _change_nodes(
         self, request: api.Administer, asked: api.NodesChange
     ) -> api.Administered | api.Failed:
-        if self._config.mode is not Mode.CLASSIC:
-            raise UsageError(
-                "this node is of mode dledger, whose members are in the log; see "
-                "`hastore dledger add --help`"
-            )
         change = _list_change(asked)
         path = self._own_path()
         with folder_locked(path, LOCK_WAIT_S):
@@ -123,11 +128,52 @@ class Administration:
                 return _answer(request, file, changed=True)
             if request.version != file.version:
                 return _changed_meanwhile(request, file)
-            mode = stat.S_IMODE(os.stat(path).st_mode)
-            replace_file(path, text.encode(), mode)
+            file = _replaced(file, text, wanted)
         log.warning("an administrator has changed `nodes` in %s: %s", path, _listed(wanted))
         self._on_change()
-        return _answer(request, File(path, text, wanted, _version(text)), changed=True)
+        return _answer(request, file, changed=True)
+
+    def _change_role(
+        self, request: api.Administer, asked: api.RoleChange
+    ) -> api.Administered | api.Failed:
+        if self._config.registry is not None:
+            raise UsageError(
+                f"this node's role is in the registry {self._config.registry}; change it there: "
+                "`hastore promote -c FILE`, from wherever that can be reached"
+            )
+        role = _role(asked.role)
+        if asked.once is not None and asked.once.command not in ("promote", "demote"):
+            raise UsageError(f"{asked.once.command!r} has no options")
+        path = self._own_path()
+        with folder_locked(path, LOCK_WAIT_S):
+            file = self._read(path)
+            if request.version is None:
+                changes = file.config.role is not role or asked.once is not None
+                return _answer(request, file, changed=changes)
+            if asked.id in self._given or (file.config.role is role and asked.once is None):
+                return _answer(request, file, changed=False)
+            if request.version != file.version:
+                return _changed_meanwhile(request, file)
+            text = text_with_role(file.text, path, role)
+            try:
+                wanted = self._parse(text, path)
+            except ConfigError as wrong:
+                raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
+            if asked.once is not None:
+                self._write_once(asked.once)  # before the role: the node reads it with the role
+            if text != file.text:
+                file = _replaced(file, text, wanted)
+            self._given.append(asked.id)
+        log.warning("an administrator has asked for the role %s in %s", role.value, path)
+        self._on_change()
+        return _answer(request, file, changed=True)
+
+    def _write_once(self, once: api.OnceOptions) -> None:
+        """Write once.json durably; RoleService reads and removes it."""
+        fields = msgspec.structs.asdict(once) | {"wall_ms": self._clock.wall_ms()}
+        place = os.path.join(self._config.store.root, "hastore", "once.json")
+        with folder_locked(place, LOCK_WAIT_S):
+            self._fs.replace_bytes(place, msgspec.json.encode(fields))
 
     def _own_path(self) -> str:
         if self._path is None:
@@ -212,6 +258,21 @@ class Administration:
             )  # fmt: skip
         self._given.append(asked.id)
         return api.Administered(request.rid, True)
+
+
+def _replaced(file: File, text: str, config: Config) -> File:
+    """Replace the file, atomically and durably; return it as it is now."""
+    mode = stat.S_IMODE(os.stat(file.path).st_mode)
+    replace_file(file.path, text.encode(), mode)
+    return File(file.path, text, config, _version(text))
+
+
+def _role(name: str) -> Role:
+    try:
+        return Role(name)
+    except ValueError as wrong:
+        known = ", ".join(role.value for role in Role)
+        raise UsageError(f"{name!r} is no role; the roles are {known}") from wrong
 
 
 _BY_HAND = "`nodes` is written in a way that cannot be edited safely; edit it by hand"

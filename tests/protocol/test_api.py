@@ -9,6 +9,7 @@ from hastore.errors import ProtocolError
 from hastore.protocol import api
 
 PLACES = api.NodePlaces("tcp://h:1", "h:2", "h:3")
+ONCE = api.OnceOptions("promote", 65537, True, True, True, 3)
 REQUESTS = [
     api.Put(1, -1, True, 3000, 4, 5),
     api.Put(2),
@@ -26,6 +27,8 @@ REQUESTS = [
     api.AskBytes(14, 100, 200),
     api.AskProducer(12, "p"),
     api.Administer(15, "c", "g", 2, api.NodesChange(3, 4, PLACES), "f" * 64),
+    api.Administer(15, "c", "g", 2, api.RoleChange("12345678", "SLAVE"), "f" * 64),
+    api.Administer(15, "c", "g", 2, api.RoleChange("12345678", "SYNC_MASTER", ONCE)),
     api.Administer(16, "c", "g", 2, api.NodesChange(3)),
     api.Administer(17, "c", "g", 1, api.MembersChange("12345678", "replace", 3, 7, [1, 2, 3], 4)),
 ]
@@ -153,6 +156,9 @@ def test_a_changed_byte_gives_a_message_or_a_protocol_error(
         ["members", "12345678", "x" * 33, 4, 1, [1]], ["members", "12345678", "add", 4, -1, [1]],
         ["members", "12345678", "add", 4, 1, []], ["members", "12345678", "add", 4, 1, [0]],
         ["members", "12345678", "add", 4, 1, [1] * (api.MAX_MEMBERS + 1)],
+        ["role", "12345678", ""], ["role", "1234567", "SLAVE"], ["role", "12345678", "x" * 33],
+        ["role", "12345678", "SLAVE", ["promote", -1]], ["role", "12345678", "SLAVE", ["promote"]],
+        ["role", "12345678", "SLAVE", ["promote", 1, False, False, False, 0]],
         ["other", 3], [], None,
     ],
 )  # fmt: skip

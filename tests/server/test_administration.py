@@ -17,12 +17,15 @@ from hastore.dledger.driver.requests import request_path
 from hastore.errors import ConfigError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked
+from hastore.ha.promoter import Flags
 from hastore.protocol import api
 from hastore.server import administration
 from hastore.server.administration import Administration, Leading
+from hastore.server.role_source import OneShotFlags
 
 PLACES = api.NodePlaces("tcp://127.0.0.1:41", "127.0.0.1:42", "127.0.0.1:43")
 SLY = 'tcp://127.0.0.1:41", ha: "127.0.0.1:42", http: "127.0.0.1:43"} # '  # ends the line
+Change = api.NodesChange | api.MembersChange | api.RoleChange
 ADD = api.NodesChange(new=4, address=PLACES)
 
 
@@ -51,15 +54,11 @@ def node_of(path: pathlib.Path, **more: object) -> Administration:
     )
 
 
-def order(
-    change: api.NodesChange | api.MembersChange, version: str | None = None, node: int = 2
-) -> api.Administer:
+def order(change: Change, version: str | None = None, node: int = 2) -> api.Administer:
     return api.Administer(7, "c", "g", node, change, version)
 
 
-def done(
-    node: Administration, change: api.NodesChange | api.MembersChange, version: str | None = None
-) -> api.Administered:
+def done(node: Administration, change: Change, version: str | None = None) -> api.Administered:
     reply = node.carry_out(order(change, version))
     assert isinstance(reply, api.Administered) and reply.rid == 7, reply
     return reply
@@ -208,6 +207,64 @@ def test_a_command_that_holds_the_lock_is_waited_for_only_so_long(
         node_of(path).carry_out(order(ADD))
 
 
+# -- the role
+
+
+def test_the_role_is_changed_and_changed_back(tmp_path: pathlib.Path) -> None:
+    path, news = write(tmp_path), []
+    node, before = node_of(path, on_change=lambda: news.append(1)), path.read_bytes()
+    master, slave = api.RoleChange("12345678", "SYNC_MASTER"), api.RoleChange("87654321", "SLAVE")
+    look = done(node, master)
+    assert look.changed and look.role == "SLAVE" and path.read_bytes() == before
+    made = done(node, master, look.version)
+    assert made.changed and made.role == "SYNC_MASTER" and news == [1]
+    assert load_config(str(path)).assigned_role.value == "SYNC_MASTER"
+    assert not done(node, master, made.version).changed
+    assert not done(node, master, look.version).changed, "a repeat"
+    reply = node.carry_out(order(slave, look.version))
+    assert isinstance(reply, api.Failed) and reply.status == api.FILE_CHANGED
+    assert done(node, slave, made.version).changed and path.read_bytes() == before
+    assert not (tmp_path / "data2").exists()
+
+
+def test_options_of_a_promotion_are_given_once(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path)
+    (tmp_path / "data2" / "hastore").mkdir(parents=True)
+    once = tmp_path / "data2" / "hastore" / "once.json"
+    node = node_of(path)
+    asked = api.RoleChange(
+        "12345678", "SYNC_MASTER", api.OnceOptions("promote", 65537, needed_node=1)
+    )
+    look = done(node, asked)
+    assert not once.exists()
+    assert done(node, asked, look.version).changed
+    flags = OneShotFlags(REAL, str(tmp_path / "data2"), SYSTEM_CLOCK).take_flags("promote", 65537)
+    assert flags == Flags(needed_node=1) and not once.exists()
+    assert not done(node, asked, look.version).changed and not once.exists(), "a repeat"
+    look = done(node, asked)
+    later = api.RoleChange("87654321", asked.role, asked.once)
+    assert done(node, later, look.version).changed and once.exists(), "a new epoch"
+
+
+@pytest.mark.parametrize(
+    ("changes", "role", "match"),
+    [
+        ({}, "LEADER", "is no role"),
+        ({"registry": "zk://127.0.0.1:1"}, "SYNC_MASTER", "in the registry"),
+        ({"mode": "dledger", "role": None, "acks": None}, "SLAVE", "mode dledger"),
+    ],
+)
+def test_roles_that_are_not_changed(
+    tmp_path: pathlib.Path, changes: dict[str, object], role: str, match: str
+) -> None:
+    path = write(tmp_path, **changes)
+    before = path.read_bytes()
+    for version in (None, hashlib.sha256(before).hexdigest()):
+        with pytest.raises(UsageError, match=match):
+            node_of(path).carry_out(order(api.RoleChange("12345678", role), version))
+    assert path.read_bytes() == before
+
+
 # -- mode dledger
 
 
@@ -247,9 +304,7 @@ def test_a_request_is_written_once(tmp_path: pathlib.Path) -> None:
     [members(command="recover"), members(command="replace"), members(by=5), ADD],
     ids=["command", "no by", "by", "nodes"],
 )
-def test_what_is_no_request_to_a_leader(
-    tmp_path: pathlib.Path, change: api.NodesChange | api.MembersChange
-) -> None:
+def test_what_is_no_request_to_a_leader(tmp_path: pathlib.Path, change: Change) -> None:
     with pytest.raises(UsageError):
         leader_of(tmp_path).carry_out(order(change))
     assert not os.path.exists(request_path(str(tmp_path / "data2")))

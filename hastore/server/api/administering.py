@@ -105,11 +105,23 @@ class AdminService(AnsweringService):
         self._access.administered(waiting.name, waiting.connection.peer, action, outcome, text)
 
 
-def described(change: api.NodesChange | api.MembersChange) -> tuple[str, str]:
+def described(change: api.NodesChange | api.MembersChange | api.RoleChange) -> tuple[str, str]:
     """Return a change's action for the audit log, and what it is about."""
+    if isinstance(change, api.RoleChange):
+        return "administer role", " ".join([change.role, *_options(change.once)])
     if isinstance(change, api.MembersChange):
         by = "" if change.by is None else f" by node {change.by}"
         return "administer members", f"{change.command} node {change.node}{by}"
     parts = [] if change.new is None else [f"add node {change.new}"]
     parts += [] if change.gone is None else [f"remove node {change.gone}"]
     return "administer nodes", ", ".join(parts) or "nothing"
+
+
+def _options(once: api.OnceOptions | None) -> list[str]:
+    """Return the options that were given, as those of the command."""
+    if once is None:
+        return []
+    flags = ("no_catch_up", "force_unclean", "accept_loss")
+    found = [f"--{name.replace('_', '-')}" for name in flags if getattr(once, name)]
+    needed = [] if once.needed_node is None else [f"(node {once.needed_node} must answer)"]
+    return [*found, *needed]

@@ -80,6 +80,9 @@ def test_only_an_admin_may_and_each_use_is_a_line_of_the_audit_log(secured: Secu
                 9, "c", "g", 1, api.MembersChange("12345678", "replace", 3, 7, [1, 2, 3], 4)
             ))))  # fmt: skip
             assert isinstance(api.decode_reply(wire.frame().body), api.Administered)
+            once = api.OnceOptions("promote", 7, force_unclean=True, needed_node=2)
+            change = api.RoleChange("12345678", "SYNC_MASTER", once)
+            ask(wire, api.Administer(9, "c", "g", 1, change, VERSION))
     lines = [one for one in secured.notes if one["action"].startswith("administer")]
     assert {one["identity"] for one in lines} == {"ops"}
     assert all(one["address"].startswith("127.0.0.1:") for one in lines)
@@ -91,6 +94,11 @@ def test_only_an_admin_may_and_each_use_is_a_line_of_the_audit_log(secured: Secu
         ("administer nodes", "refused", "remove node 3: not so"),
         ("administer nodes", "refused", "remove node 3: /n.yaml: cannot be written"),
         ("administer members", "asked", "replace node 3 by node 4: request 12345678"),
+        (
+            "administer role",
+            "done",
+            "SYNC_MASTER --force-unclean (node 2 must answer): /n.yaml",
+        ),
     ]
     [refused] = [one for one in secured.notes if one["outcome"] == "forbidden"]
     assert (refused["action"], refused["identity"]) == ("Administer", "shop")
