@@ -1,4 +1,4 @@
-"""`hastore node`: change which nodes a group of mode classic has, in the files of its nodes.
+"""`hastore node`: change which nodes a group has, in the files of its nodes.
 
 `nodes` in the file of each node says who is in the group. A node that runs adds what it finds there
 within a second, and forgets what is gone at its next start. But the list counts only from the next
@@ -7,11 +7,14 @@ promotion, which needs an answer of every node of the new list, and of enough of
 commands edit the files that they are given, all or none, and say what is left, in which order. With
 `--remote` they also have the nodes that answer edit their own (remote_nodes.py). They can be run
 again after any interruption, and each takes the other back.
+
+In mode dledger `nodes` has only addresses; who is a member is in the log (`hastore dledger`). So a
+node is added here before it becomes a member, and removed here when it is none any more.
 """
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -39,12 +42,11 @@ from hastore.cli.remote_nodes import (
     listed_whys,
 )
 from hastore.config.file import load_names, parse_names
-from hastore.config.model import Config, Mode, NodeAddress, Role
+from hastore.config.model import Config, Mode, NodeAddress
 from hastore.config.node_list import ListChange
 from hastore.errors import HastoreError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked, replace_file
-from hastore.protocol.api import Administered
 
 _ENDINGS = (".yaml", ".yml")
 
@@ -79,13 +81,14 @@ def _remote(function: Any) -> Any:
 
 @click.group("node", short_help="Add, remove or replace a node of a group.")
 def node_group() -> None:
-    """Add, remove or replace a node of a group of mode classic.
+    """Add, remove or replace a node of a group.
 
     FILE... are the configuration files of the group's nodes on this machine, or folders of them.
     They are edited; what is left to do, also in files elsewhere, is printed. With --remote each
     node that answers changes its own file; FILE may then be a copy of a node's file. The nodes need
     security.identities, and the identity of --security the right admin. Exit code 1: a node could
-    not be asked. Mode dledger has its members in the log: see hastore dledger.
+    not be asked. In mode dledger a node becomes a member by hastore dledger add, and must be none
+    any more before it is removed here.
     """
 
 
@@ -196,11 +199,19 @@ class _Edit:
             self.statuses = ask(files[0].config)
         else:
             self.statuses, _ = ask_statuses(nodes.config)
-            own = [file.config.node for file in files if is_own(file, self.statuses)]
-            nodes.look(change, own)
+        own = [file for file in files if is_own(file, self.statuses)]
+        if files[0].config.mode is Mode.DLEDGER:
+            check_members(files, change, self.statuses)
+        else:
+            check_masters(files if nodes is None else own, change, self.statuses)
+        for file in files:
+            refusal = change.refusal(file.config)
+            if refusal is not None:
+                raise UsageError(f"{file.path} {refusal}")
+        if nodes is not None:
+            nodes.look(change, [file.config.node for file in own])
             if not nodes.looked and nodes.missed and not own:
                 raise HastoreError(f"no node could be asked; nothing was changed: {self.whys}")
-        check_change(files, change, self.statuses, {} if nodes is None else nodes.looked)
         edited = [(file, change.edited(file.text, file.config)) for file in files]
         for file, text in edited:  # all are valid before the first is written
             parse_names(text, file.path)
@@ -212,7 +223,7 @@ class _Edit:
                     self._write(*here[number])
                 if number in looked:
                     self._have_changed(number)
-            except FileChanged as conflict:
+            except (FileChanged, UsageError) as conflict:
                 raise HastoreError(
                     f"{conflict}. Somebody else changes this group too; {self.state}"
                 ) from conflict
@@ -271,7 +282,7 @@ class _Edit:
 def read_files(places: Sequence[str]) -> list[NodeFile]:
     """Return the node files at these paths, and in these folders.
 
-    Raises UsageError or ConfigError unless they are those of nodes of one group of mode classic.
+    Raises UsageError or ConfigError unless they are those of nodes of one group.
     """
     paths: dict[str, None] = {}
     for place in places:
@@ -287,15 +298,10 @@ def read_files(places: Sequence[str]) -> list[NodeFile]:
     seen: dict[int, str] = {}
     for file in files:
         config = file.config
-        if config.mode is not Mode.CLASSIC:
+        if _group_text(config) != _group_text(first.config):
             raise UsageError(
-                f"{file.path} is of mode {config.mode.value}, whose members are in the log: see"
-                " `hastore dledger add --help`"
-            )
-        if (config.cluster, config.group) != (first.config.cluster, first.config.group):
-            raise UsageError(
-                f"{file.path} is of {config.cluster}/{config.group}, {first.path} of"
-                f" {first.config.cluster}/{first.config.group}; give the files of one group"
+                f"{file.path} is of {_group_text(config)}, {first.path} of"
+                f" {_group_text(first.config)}; give the files of one group"
             )
         other = seen.setdefault(config.node, file.path)
         if other != file.path:
@@ -303,30 +309,52 @@ def read_files(places: Sequence[str]) -> list[NodeFile]:
     return files
 
 
+def _group_text(config: Config) -> str:
+    mode = ", mode dledger" if config.mode is Mode.DLEDGER else ""
+    return f"{config.cluster}/{config.group}{mode}"
+
+
 def _read(path: str) -> NodeFile:
     config = load_names(path)
     return NodeFile(path, REAL.read_bytes(path).decode(), config)
 
 
-def check_change(
-    files: Sequence[NodeFile],
-    change: ListChange,
-    statuses: Statuses,
-    looked: Mapping[int, Administered],
-) -> None:
-    """Raise UsageError if a change must not be made; `looked` is what nodes say of their files."""
-    for file in files:
-        refusal = change.refusal(file.config)
-        if refusal is not None:
-            raise UsageError(f"{file.path} {refusal}")
-    masters = {file.config.node for file in files if says_master(file)}
-    masters |= {number for number, one in statuses.items() if one.get("writable")}
-    slave = (None, Role.SLAVE.value)
-    masters |= {number for number, one in looked.items() if one.role not in slave}
-    if change.gone in masters:
+def check_masters(files: Sequence[NodeFile], change: ListChange, statuses: Statuses) -> None:
+    """Raise UsageError if the master of a group of mode classic would leave it.
+
+    `files` are those that nodes follow: a copy may tell an old role.
+    """
+    masters = {number for number, one in statuses.items() if one.get("writable")}
+    masters |= {file.config.node for file in files if says_master(file)}
+    if change.gone is not None and change.gone in masters:
         raise UsageError(
             f"node {change.gone} is a master; nothing was changed: run `hastore promote` for"
             " another node, and `hastore demote` for this one"
+        )
+
+
+def check_members(files: Sequence[NodeFile], change: ListChange, statuses: Statuses) -> None:
+    """Raise UsageError if a member of a group of mode dledger would lose its addresses."""
+    gone, path = change.gone, files[0].path
+    if gone is None:
+        return
+    if change.new is not None:
+        raise UsageError(
+            f"in mode dledger a node is replaced in three steps; nothing was changed: `hastore node"
+            f" add {path} --node {change.new}` with its addresses, `hastore dledger replace -c "
+            f"{path} --node {gone} --by {change.new}`, `hastore node remove {path} --node {gone}`"
+        )
+    known = [one for one in statuses.values() if isinstance(one.get("term"), int)]
+    if not known:
+        raise HastoreError(
+            "no node answers that knows the members; nothing was changed: start one first"
+        )
+    newest = max(known, key=lambda one: int(one["term"]))
+    learners = [one.get("node") for one in newest.get("learners") or []]
+    if gone in [*(newest.get("members") or []), *learners]:
+        raise UsageError(
+            f"node {gone} is a member, or becomes one; nothing was changed: first `hastore dledger "
+            f"remove -c {path} --node {gone}`"
         )
 
 

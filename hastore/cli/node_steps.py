@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hastore.cli.remote_nodes import Missed, RemoteNodes
-from hastore.config.model import Config, Role
+from hastore.config.model import Config, Mode, Role
 from hastore.config.node_list import ListChange
 from hastore.protocol.api import Administered
 
@@ -25,7 +25,8 @@ class NodeFile:
 
 def says_master(file: NodeFile) -> bool:
     """Whether a file makes its node a master; with a registry its role is not followed."""
-    return file.config.registry is None and file.config.assigned_role.is_master
+    role = file.config.role
+    return role is not None and file.config.registry is None and role.is_master
 
 
 def listed(numbers: Iterable[int]) -> str:
@@ -55,6 +56,8 @@ def steps(
         if elsewhere:
             names = listed(elsewhere)
             found.append(f"in the file of node {names}, under `nodes`: {change.by_hand}")
+    if files[0].config.mode is Mode.DLEDGER:
+        return [*found, *_of_members(files[0].path, change, statuses, looked, nodes is not None)]
     if change.new is not None and change.new not in statuses and change.new not in looked:
         own = here.get(change.new)
         file = "a copy of another slave's file with its own `node`, `store.root` and certificate"
@@ -71,6 +74,27 @@ def steps(
     if change.gone is not None:
         found.append(f"stop node {change.gone} for good; its number must not come back")
     return found
+
+
+def _of_members(
+    path: str,
+    change: ListChange,
+    statuses: Statuses,
+    looked: Mapping[int, Administered],
+    remote: bool,
+) -> list[str]:
+    """Return what is left in mode dledger, where the members are in the log."""
+    new, found = change.new, []
+    if new is None:
+        return [f"stop node {change.gone}, if it runs"]
+    if new not in statuses and new not in looked:
+        found.append(
+            f"start node {new} with a copy of another node's file with its own `node`, "
+            "`store.root` and certificate, and an empty store or a restored one"
+        )
+    given = f"{path} --node {new}" + (" --remote" if remote else "")
+    where = "" if remote else ", with the file of the node that leads"
+    return [*found, f"make it a member: `hastore dledger add -c {given}`{where}"]
 
 
 def _missed(number: int, one: Missed, change: ListChange, here: Mapping[int, NodeFile]) -> str:

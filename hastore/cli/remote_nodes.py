@@ -151,7 +151,10 @@ class RemoteNodes:
         while left := sorted(set(self.config.nodes) - skipped - done):
             number = left[0]
             done.add(number)
-            found = self._order(number, asked, None, LOOK_S)
+            try:
+                found = self._order(number, asked, None, LOOK_S)
+            except UsageError as refused:
+                raise UsageError(f"{refused} (nothing was changed)") from refused
             if isinstance(found, Missed):
                 if number != change.new:
                     self.missed[number] = found

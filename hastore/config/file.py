@@ -41,7 +41,7 @@ from hastore.config.model import (
     StoreConfig,
 )
 from hastore.errors import ConfigError
-from hastore.fs.private_files import folder_locked, replace_file
+from hastore.fs.private_files import LOCK_WAIT_S, folder_locked, replace_file
 
 MAX_FILE_BYTES = 1 * MIB
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
@@ -221,7 +221,7 @@ def edit_role(path: str, role: Role) -> None:
     the result would not be valid, raises ConfigError and leaves the file unchanged.
     """
     path = os.path.realpath(path)  # replace the file that a symbolic link points to, not the link
-    with folder_locked(path):  # against another command, and against the node itself
+    with folder_locked(path, LOCK_WAIT_S):  # against other commands, and the node itself
         edited = text_with_role(_read_text(path), path, role)
         parse_config(edited, path)
         replace_file(path, edited.encode(), stat.S_IMODE(os.stat(path).st_mode))

@@ -17,6 +17,7 @@ MAX_KEY_FILE_BYTES = 4096
 PRIVATE_MODE = 0o600
 PUBLIC_MODE = 0o644  # of what all users may read
 LOCK_POLL_S = 0.01
+LOCK_WAIT_S = 5.0  # for a command that has the folder of a configuration file locked
 UMASK_MODE = 0o666  # of what the umask of the user decides
 
 

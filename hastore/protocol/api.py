@@ -384,7 +384,7 @@ class NodePlaces(_Message, frozen=True):
 
 
 class NodesChange(_Message, frozen=True, tag="nodes"):
-    """Change `nodes` in the file of a node of mode classic: a node goes, one comes, or both."""
+    """Change `nodes` in the node's own file: a node goes, one comes, or both."""
 
     gone: NodeNumber | None = None
     new: NodeNumber | None = None

@@ -1,7 +1,7 @@
 """What an administrator may have a node do over the network, as commands do on its machine.
 
-    NodesChange     `nodes` in the node's own configuration file, in mode classic
-    RoleChange      `role` there, and once.json for the options of `hastore promote` and `demote`
+    NodesChange     `nodes` in the node's own configuration file
+    RoleChange      `role` there, in mode classic, and once.json for the options of a promotion
     MembersChange   a request in the leader's store, in mode dledger (dledger/driver/requests.py)
 
 Who asks was checked before (server/api/access.py), by a right of the node's own file of identities.
@@ -18,7 +18,7 @@ import logging
 import os
 import stat
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import msgspec
@@ -41,10 +41,11 @@ _UNUSUAL = (KeyError, ValueError, IndexError, AttributeError, AssertionError, St
 
 
 class Leading(NamedTuple):
-    """What a node of mode dledger knows of the leadership."""
+    """What a node of mode dledger knows of its group."""
 
     leads: bool
     leader: int | None
+    members: Collection[int] | None  # with the learners; None: it does not know yet
 
 
 class File(NamedTuple):
@@ -99,21 +100,17 @@ class Administration:
             )
         if isinstance(request.change, api.MembersChange):
             return self._give(request, request.change)
-        if own.mode is not Mode.CLASSIC:
-            raise UsageError(
-                "this node is of mode dledger, whose leader and members are in the log; see "
-                "`hastore dledger --help`"
-            )
         if isinstance(request.change, api.RoleChange):
             return self._change_role(request, request.change)
         return self._change_nodes(request, request.change)
 
-    # -- mode classic
+    # -- the file
 
     def _change_nodes(
         self, request: api.Administer, asked: api.NodesChange
     ) -> api.Administered | api.Failed:
         change = _list_change(asked)
+        self._refuse_member(change.gone)
         path = self._own_path()
         with folder_locked(path, LOCK_WAIT_S):
             file = self._read(path)
@@ -133,9 +130,27 @@ class Administration:
         self._on_change()
         return _answer(request, file, changed=True)
 
+    def _refuse_member(self, gone: int | None) -> None:
+        """Raise UsageError if a node that is a member in mode dledger would lose its addresses."""
+        if gone is None or self._leading is None:
+            return
+        members = self._leading().members
+        if members is None:
+            raise UsageError("this node does not know the members yet; try again in a moment")
+        if gone in members:
+            raise UsageError(
+                f"node {gone} is a member, or becomes one: first `hastore dledger remove -c FILE "
+                f"--node {gone} --remote`"
+            )
+
     def _change_role(
         self, request: api.Administer, asked: api.RoleChange
     ) -> api.Administered | api.Failed:
+        if self._config.mode is not Mode.CLASSIC:
+            raise UsageError(
+                "this node is of mode dledger, where the nodes elect their leader; see "
+                "`hastore dledger transfer --help`"
+            )
         if self._config.registry is not None:
             raise UsageError(
                 f"this node's role is in the registry {self._config.registry}; change it there: "
@@ -220,7 +235,7 @@ class Administration:
             raise UsageError(f"{file.path}: {_BY_HAND}")
         return text
 
-    # -- mode dledger
+    # -- requests to the leader
 
     def _give(
         self, request: api.Administer, asked: api.MembersChange

@@ -122,7 +122,10 @@ class DLedgerNode(BaseNode):
 
     def _leading(self) -> Leading:
         core = self.driver.core
-        return Leading(self.driver.is_leader, None if core is None else core.leader)
+        if core is None:
+            return Leading(False, None, None)
+        group = core.group
+        return Leading(self.driver.is_leader, core.leader, (*group.members, *group.learners))
 
     def _request_ended(self, request: RequestOutcome) -> None:
         reason = f"node {request.node}" + (f": {request.reason}" if request.reason else "")

@@ -12,7 +12,7 @@ from hastore.cli import remote_leader
 from hastore.cli.remote_nodes import Missed
 from hastore.config.model import Mode
 from tests.cli.kit import hastore
-from tests.cli.remote_kit import Machines, machines
+from tests.cli.remote_kit import NEW, Machines, machines
 from tests.ha.nodes import wait_for
 
 
@@ -144,3 +144,22 @@ def test_a_file_of_mode_classic_is_refused(tmp_path: pathlib.Path) -> None:
     with machines(tmp_path, 2) as group:
         code, _, problems = run(group, "transfer", "--to", 2)
         assert code == 2 and "use `hastore promote -c FILE`" in problems
+
+
+def test_a_new_node_gets_into_all_files_and_out_again(trio: Machines) -> None:
+    """The addresses first, then the member; a member's addresses stay."""
+    leader_of(trio)
+    before, copy = trio.bytes(), trio.copy.read_bytes()
+    code, told, problems = trio.run("node", "add", trio.copy, "--node", 4, *NEW)
+    assert code == 0 and trio.lists() == [[1, 2, 3, 4]] * 3, problems
+    assert told["steps"][-1].startswith(
+        f"make it a member: `hastore dledger add -c {trio.copy} --node 4 --remote`"
+    )
+    code, _, problems = run(trio, "add", "--node", 4)
+    assert code == 1 and "node 4 is not linked with this node; start it" in problems
+    code, _, problems = trio.run("node", "remove", trio.copy, "--node", 3)
+    assert code == 2 and "node 3 is a member, or becomes one; nothing was changed" in problems
+    code, _, problems = trio.run("node", "replace", trio.copy, "--node", 3, "--by", 4, *NEW)
+    assert code == 2 and "in three steps; nothing was changed" in problems
+    code, told, _ = trio.run("node", "remove", trio.copy, "--node", 4)
+    assert code == 0 and trio.bytes() == before and trio.copy.read_bytes() == copy

@@ -23,6 +23,7 @@ def write(folder, number, numbers=(1, 2, 3), **changes):
         "cluster": "c", "group": "g", "node": number, "acks": 1,
         "role": "SYNC_MASTER" if number == 1 else "SLAVE", **changes,
     }  # fmt: skip
+    settings = {key: value for key, value in settings.items() if value is not None}
     path = folder / f"node{number}.yaml"
     path.write_text(
         f"# node {number}\n{yaml.safe_dump(settings)}nodes:\n{lines}store:\n  root: data{number}\n"
@@ -145,3 +146,22 @@ def test_a_node_of_a_group_that_runs_is_replaced(tmp_path):
         group[1].kill()
         done = hastore("promote", "-c", str(group[3].path), "--json")
         assert done.returncode == 0, done.stderr
+
+
+def test_mode_dledger_in_the_files_here(tmp_path, monkeypatch):
+    """The addresses; a member keeps its own, and without an answer nobody is known to be none."""
+    files = [write(tmp_path, number, mode="dledger", role=None, acks=None) for number in (1, 2, 3)]
+    before = [path.read_bytes() for path in files]
+    told = node("add", *files, "--node", 4, *NEW)
+    assert len(told["changed"]) == 3
+    assert told["steps"][-1].startswith(f"make it a member: `hastore dledger add -c {files[0]} ")
+    done = hastore("node", "remove", *map(str, files), "--node", "4")
+    assert done.returncode == 1 and "no node answers that knows the members" in done.stderr
+    status = {"term": 3, "members": [1, 2, 3], "learners": [{"node": 5}]}
+    monkeypatch.setattr("hastore.cli.node.ask", lambda _config: {1: status, 2: {"term": 1}})
+    assert len(node("remove", *files, "--node", 4)["changed"]) == 3
+    assert [path.read_bytes() for path in files] == before
+    refused("node 3 is a member", "remove", *files, "--node", 3)
+    refused("node 5 is a member, or becomes one", "remove", *files, "--node", 5)
+    refused("in three steps", "replace", *files, "--node", 3, "--by", 4, *NEW)
+    refused("files of one group", "add", *files[:2], write(tmp_path, 3), "--node", 4, *NEW)

@@ -295,3 +295,17 @@ def test_a_node_without_identities_says_what_to_do(tmp_path: pathlib.Path, impat
         assert code == 1 and "node 1: this node does not ask its clients who they are" in problems
         assert "set security.identities in its file" in problems
         assert pair.lists() == [[1, 2]] * 2
+
+
+def test_an_old_role_in_a_copy_does_not_count(tmp_path: pathlib.Path) -> None:
+    """Node 1, once the master, is dead; the copy of its file is older than the flip."""
+    with machines(tmp_path, 3) as group:
+        text = group.files[2].read_text()
+        group.files[2].write_text(text.replace("role: SLAVE", "role: SYNC_MASTER"))
+        group.start(2, 3)
+        code, told, problems = group.run(
+            "node", "replace", group.copy, "--node", 1, "--by", 4, *NEW
+        )
+        assert code == 0, problems
+        assert group.lists() == [[1, 2, 3], [2, 3, 4], [2, 3, 4]]
+        assert "--node 2 --remote" in told["steps"][1]

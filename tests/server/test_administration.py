@@ -251,7 +251,7 @@ def test_options_of_a_promotion_are_given_once(tmp_path: pathlib.Path) -> None:
     [
         ({}, "LEADER", "is no role"),
         ({"registry": "zk://127.0.0.1:1"}, "SYNC_MASTER", "in the registry"),
-        ({"mode": "dledger", "role": None, "acks": None}, "SLAVE", "mode dledger"),
+        ({"mode": "dledger", "role": None, "acks": None}, "SLAVE", "elect their leader"),
     ],
 )
 def test_roles_that_are_not_changed(
@@ -276,7 +276,7 @@ def members(**changes: object) -> api.MembersChange:
 
 
 def leader_of(folder: pathlib.Path, now: Leading | None = None) -> Administration:
-    now = now or Leading(True, 2)
+    now = now or Leading(True, 2, (1, 2, 3))
     path = write(folder, mode="dledger", role=None, acks=None)
     (folder / "data2" / "hastore").mkdir(parents=True)
     return node_of(path, leading=lambda: now)
@@ -301,8 +301,8 @@ def test_a_request_is_written_once(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [members(command="recover"), members(command="replace"), members(by=5), ADD],
-    ids=["command", "no by", "by", "nodes"],
+    [members(command="recover"), members(command="replace"), members(by=5)],
+    ids=["command", "no by", "by"],
 )
 def test_what_is_no_request_to_a_leader(tmp_path: pathlib.Path, change: Change) -> None:
     with pytest.raises(UsageError):
@@ -314,6 +314,21 @@ def test_what_is_no_request_to_a_leader(tmp_path: pathlib.Path, change: Change) 
 def test_a_node_that_does_not_lead_names_the_leader(
     tmp_path: pathlib.Path, leader: int | None, text: str
 ) -> None:
-    reply = leader_of(tmp_path, Leading(False, leader)).carry_out(order(members()))
+    reply = leader_of(tmp_path, Leading(False, leader, (1, 2, 3))).carry_out(order(members()))
     assert isinstance(reply, api.Failed) and text in reply.reason
     assert not os.path.exists(request_path(str(tmp_path / "data2")))
+
+
+def test_the_list_of_a_node_of_mode_dledger_loses_no_member(tmp_path: pathlib.Path) -> None:
+    node = leader_of(tmp_path, Leading(False, 1, (1, 2)))
+    path = tmp_path / "node2.yaml"
+    before = path.read_bytes()
+    assert sorted(done(node, ADD, done(node, ADD).version).nodes) == [1, 2, 3, 4]
+    back = api.NodesChange(gone=4)
+    assert done(node, back, done(node, back).version).changed and path.read_bytes() == before
+    assert done(node, api.NodesChange(gone=3)).changed, "it is no member"
+    with pytest.raises(UsageError, match="node 1 is a member"):
+        node.carry_out(order(api.NodesChange(gone=1)))
+    starting = node_of(path, leading=lambda: Leading(False, None, None))
+    with pytest.raises(UsageError, match="does not know the members yet"):
+        starting.carry_out(order(api.NodesChange(gone=3)))
