@@ -79,7 +79,7 @@ def check_restore(config: Config, manifest: Manifest, *, as_only: bool) -> None:
     names = ("cluster", "group", "mode", "store.commitlog_file_size")
     for name, own, other in zip(names, mine, theirs, strict=True):
         if own != other:
-            raise ConfigError(f"{name} is {own} in the file, and {other} in the backup")
+            raise ConfigError(f"{name} is {own} in the file: set it to {other}, as in the backup")
     if config.store.kind is StoreKind.MEMORY:
         raise ConfigError("store.kind is memory: set it to file to restore a backup")
     if config.mode is Mode.CLASSIC:

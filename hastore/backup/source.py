@@ -79,7 +79,7 @@ class Source:
         """Open the store of a node's file. Raises UsageError if there is none to back up."""
         self.root = root = config.store.root
         if config.store.kind is StoreKind.MEMORY:
-            raise UsageError("store.kind is memory: there are no files to back up")
+            raise UsageError("store.kind is memory: there are no files; back up another node")
         if not fs.exists(f"{root}/hastore/node.json"):
             raise UsageError(
                 f"{root} is no store of a node that has run; give the node's file, on its machine,"
@@ -108,7 +108,9 @@ class Source:
                 # After the limits: a history may know more epochs than they cover, never fewer.
                 node = msgspec.json.decode(self._fs.read_bytes(path), type=Durable)
             except msgspec.DecodeError as failure:
-                raise StoreError(f"{path} cannot be read: {failure}") from failure
+                raise StoreError(
+                    f"{path} cannot be read: {failure}; start the node: it says what is wrong"
+                ) from failure
             files = self._files.list()
             first = files[0].start if files else 0
         if limits is None:
@@ -160,4 +162,6 @@ class Source:
         except FileNotFoundError:
             raise
         except OSError as failure:
-            raise StoreError(f"the store {self.root} cannot be read: {failure}") from failure
+            raise StoreError(
+                f"the store {self.root} cannot be read: {failure}; run it as the node's user"
+            ) from failure

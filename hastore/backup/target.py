@@ -223,7 +223,9 @@ class UrlTarget:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, TypeError) as wrong:
-            raise UsageError(f"{url}: fsspec does not take it: {wrong}") from wrong
+            raise UsageError(
+                f"{url}: fsspec does not take it: {wrong}; give a folder, or s3://BUCKET/FOLDER"
+            ) from wrong
         self._root = self._root.rstrip("/")
 
     def objects(self) -> dict[str, int]:

@@ -122,7 +122,7 @@ def cert_command(
         raise UsageError("--host belongs to one node; give one -c with it")
     for host in hosts:
         if parse_address(address_text(host, 0)) is None:
-            raise UsageError(f"--host: {host!r} is neither a host name nor an address")
+            raise UsageError(f"--host: {host!r} is neither a host name nor an address; give one")
     for name in clients:
         problem = name_problem(name)
         if problem is not None:

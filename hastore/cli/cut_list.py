@@ -32,7 +32,10 @@ def find_cuts(config: Config, path: str, command: str) -> tuple[Found, bool]:
     except FileNotFoundError:
         return [], False
     except (OSError, msgspec.DecodeError) as failure:
-        raise StoreError(f"{file} cannot be read: {failure}") from failure
+        raise StoreError(
+            f"{file} cannot be read: {failure}; read it as the node's user, or, if it is damaged, "
+            "restart the node, which puts it aside"
+        ) from failure
     folder = f"{config.store.root}/rescued"
     return [
         {**msgspec.structs.asdict(one), "folder": f"{folder}/{one.folder}" if one.folder else None}

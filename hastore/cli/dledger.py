@@ -154,7 +154,9 @@ def wait_member(config: Config, node: int, replaces: int | None, wait_s: float) 
             if node in learners:
                 waits = learners[node] or "see `hastore status` of the leader"
             elif node not in status["members"]:
-                raise HastoreError(f"node {node} is no learner any more: it was withdrawn")
+                raise HastoreError(
+                    f"node {node} is no learner any more: it was withdrawn; see `hastore status`"
+                )
             elif replaces not in status["members"]:
                 return status
             else:

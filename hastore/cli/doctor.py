@@ -107,7 +107,9 @@ def _state(root: str) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as failure:
-        raise StoreError(f"{path} is not the state of a node: {failure}") from failure
+        raise StoreError(
+            f"{path} is not the state of a node: {failure}; run the command as the node's user"
+        ) from failure
 
 
 MIN_FREE_FILES = 4  # free space to have, in log files: those allocated ahead, queues, index

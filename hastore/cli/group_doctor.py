@@ -47,7 +47,7 @@ def check_group(path: str, config: Config) -> Iterator[Found]:
 
     told = of_each(config.nodes, ask)
     group.seen |= {number: status for number, status in told.items() if status is not None}
-    yield from _group(group.seen)
+    yield from _group(group.seen, refused=bool(problems))
     for number in config.nodes:
         file = group.file_of(number)
         if file is not None:
@@ -62,15 +62,18 @@ def check_group(path: str, config: Config) -> Iterator[Found]:
             yield number, _silent(group, number)
 
 
-def _group(seen: dict[int, Status]) -> Iterator[Found]:
-    """Say whether puts that do not set acks are taken."""
+def _group(seen: dict[int, Status], *, refused: bool) -> Iterator[Found]:
+    """Say whether puts that do not set acks are taken; `refused`: a node runs and says nothing."""
     answers = [{**one, "answers": True} for one in seen.values()]
     if not answers:
-        yield None, Finding("group", Severity.BAD, "no node answers: start the nodes")
+        text = "no node answers: start the nodes"
+        if refused:
+            text = "no node answers this command: see the reason of each node"
+        yield None, Finding("group", Severity.BAD, text)
         return
-    refused = refusal_text(GroupAnswers(answers, []))
-    if refused is not None:
-        yield None, Finding("group", Severity.BAD, refused)
+    problem = refusal_text(GroupAnswers(answers, []))
+    if problem is not None:
+        yield None, Finding("group", Severity.BAD, problem)
         return
     takers = [number for number, one in seen.items() if one["writable"]]
     if len(takers) > 1:

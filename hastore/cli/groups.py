@@ -205,7 +205,7 @@ def reset_command(
         raise UsageError(f"--topic {topic}: there is no such topic; see `hastore topics list`")
     if queue is not None and queue not in ranges:
         known = counted(len(ranges), "queue")
-        raise UsageError(f"--queue {queue}: topic {topic} has {known}")
+        raise UsageError(f"--queue {queue}: topic {topic} has {known}; give one from 0 on")
     target = _target(addresses, topic, to, queue, ranges)
     wanted = {one: target(one) for one in sorted(ranges) if queue in (None, one)}
     with Positions(addresses) as positions:
@@ -252,8 +252,10 @@ def _target(
             raise UsageError(f"--to {to}: an offset counts in one queue only; name it with --queue")
         first, end_offset = ranges[queue]
         if not first <= int(to) <= end_offset:
-            raise UsageError(f"--to {to}: queue {queue} of topic {topic} goes from {first:,} to "
-                             f"{end_offset:,}")  # fmt: skip
+            raise UsageError(
+                f"--to {to}: queue {queue} of topic {topic} goes from {first:,} to "
+                f"{end_offset:,}; give an offset between them"
+            )
         return lambda _one: int(to)
     moment = parse_moment("--to", to)
     found: Offsets = {}

@@ -56,7 +56,8 @@ def delete_command(
         nodes = [one for one in admin.nodes() if isinstance(one, NodeInfo)]
     master = next((one for one in nodes if one.status["writable"]), None)
     if master is None:
-        raise HastoreError(no_master_text([one.status for one in nodes]) or "no node is the master")
+        known = no_master_text([one.status for one in nodes])
+        raise HastoreError(known or "no node is the master: see `hastore status`")
     with Positions(addresses, timeout_s=timeout_s) as positions:
         topics = sorted(topic for one, topic in positions.all() if one == group)
     online, silent = _members(nodes, group, timeout_s)

@@ -149,7 +149,7 @@ def new_command(
         raise UsageError("--old-until needs --rotate")
     if certificate and (out or show or rocketmq):
         raise UsageError(
-            "--certificate makes no key and no secret, so --out, --show and --rocketmq do nothing"
+            "--certificate makes no key and no secret: leave out --out, --show and --rocketmq"
         )
     key = None if certificate else secrets.token_hex(32)
     ending = "rocketmq.yml" if rocketmq else "key"

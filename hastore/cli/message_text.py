@@ -86,7 +86,9 @@ def parse_keyed(line: bytes, separator: bytes) -> GivenMessage:
     """Return the key before the separator, and the body after it; raises UsageError."""
     key, found, body = line.partition(separator)
     if not found:
-        raise UsageError("the line has no key: --key-separator does not occur in it")
+        raise UsageError(
+            "the line has no key: --key-separator does not occur in it; correct one of the two"
+        )
     return GivenMessage(body, {"key": key or None})
 
 
@@ -99,11 +101,11 @@ def parse_json(line: bytes, *, keep_queues: bool) -> GivenMessage:
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as failure:
-        raise UsageError(f"the line is no JSON: {failure}") from failure
+        raise UsageError(f"the line is no JSON: {failure}; write one object a line") from failure
     if not isinstance(given, dict):
-        raise UsageError("the line is no JSON object")
+        raise UsageError("the line is no JSON object; write one object a line")
     if "body_error" in given:
-        raise UsageError(f"its body is not readable: {given['body_error']}")
+        raise UsageError(f"its body is not readable: {given['body_error']}; leave this line out")
     properties = given.get("properties") or {}
     if not isinstance(properties, Mapping):
         raise UsageError("properties: it must be an object")
@@ -111,12 +113,17 @@ def parse_json(line: bytes, *, keep_queues: bool) -> GivenMessage:
     for name, kinds in (("key", str), ("tags", str), ("delay_level", int)):
         value = given.get(name)
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            raise UsageError(f"{name}: {value!r} is not a {kinds.__name__}")
+            raise UsageError(
+                f"{name}: {value!r} is not a {kinds.__name__}; correct it, or leave {name} out"
+            )
         options[name] = value
     if keep_queues:
         queue = given.get("queue_id")
         if not isinstance(queue, int) or isinstance(queue, bool):
-            raise UsageError(f"queue_id: {queue!r} is not an int, and --keep-queues needs it")
+            raise UsageError(
+                f"queue_id: {queue!r} is not an int, and --keep-queues needs it; give one in each "
+                "line"
+            )
         options["queue"] = queue
     return GivenMessage(_body_of(given), options)
 
@@ -132,5 +139,5 @@ def _body_of(given: Mapping[str, Any]) -> bytes:
         try:
             return base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError) as failure:
-            raise UsageError(f"body_base64: {failure}") from failure
+            raise UsageError(f"body_base64: {failure}; give base64, or body") from failure
     raise UsageError("give body as a string, or body_base64")

@@ -292,7 +292,8 @@ def read_files(places: Sequence[str]) -> list[NodeFile]:
         else:
             paths[place] = None
     if not paths:
-        raise UsageError(f"no file *.yaml is in {', '.join(places)}")
+        named = ", ".join(places)
+        raise UsageError(f"no file *.yaml is in {named}; give the folder of the nodes' files")
     files = [_read(path) for path in paths]
     first = files[0]
     seen: dict[int, str] = {}
@@ -305,7 +306,9 @@ def read_files(places: Sequence[str]) -> list[NodeFile]:
             )
         other = seen.setdefault(config.node, file.path)
         if other != file.path:
-            raise UsageError(f"{other} and {file.path} are both files of node {config.node}")
+            raise UsageError(
+                f"{other} and {file.path} are both files of node {config.node}; give one of them"
+            )
     return files
 
 

@@ -176,17 +176,19 @@ def _parser(
 ) -> Parse:
     """Return what reads a line; raises UsageError for options that contradict each other."""
     if keep_queues and (form != "json" or queue_id is not None):
-        raise UsageError("--keep-queues: it goes with --input json, and without --queue")
+        raise UsageError("--keep-queues: give it with --input json, and without --queue")
     if form == "json":
         given = [name for name, value in of_messages.items() if value]
         given += [] if separator is None else ["--key-separator"]
         if given:
-            raise UsageError(f"{given[0]}: with --input json each object says that itself")
+            raise UsageError(
+                f"{given[0]}: with --input json each object says that itself; leave it out"
+            )
         return partial(parse_json, keep_queues=keep_queues)
     if separator is None:
         return lambda line: GivenMessage(line, {})
     if not separator:
-        raise UsageError("--key-separator: it is empty")
+        raise UsageError("--key-separator: it is empty; give one or more characters")
     if of_messages["--key"] is not None:
         raise UsageError("give --key or --key-separator, not both")
     return partial(parse_keyed, separator=separator.encode())

@@ -164,4 +164,6 @@ def _signer(security: Security) -> tuple[str, str] | None:
     try:
         return security.identity, data.decode("ascii").strip()
     except UnicodeDecodeError as failure:
-        raise ConfigError(f"{security.key_file}: it holds no key") from failure
+        raise ConfigError(
+            f"{security.key_file}: it holds no key; make one with `hastore keys new`"
+        ) from failure

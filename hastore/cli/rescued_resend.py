@@ -134,8 +134,8 @@ def _archives(config: Config, path: str, numbers: tuple[int, ...]) -> list[Archi
             )
         if not os.path.isdir(folder):
             raise HastoreError(
-                f"cut {one['id']}: {folder} is not here; it was removed, or this is not the node's "
-                "machine"
+                f"cut {one['id']}: {folder} is not here; run the command on the node's machine. If "
+                "it was removed there, ask the senders"
             )
         found.append(Archive(folder, one["start_offset"], one["end_offset"]))
     return found
@@ -145,7 +145,9 @@ def _read(archives: list[Archive]) -> list[Rescued]:
     found: list[Rescued] = []
     for archive in archives:
         if not os.path.isdir(archive.folder):
-            raise UsageError(f"--folder {archive.folder}: there is no such folder")
+            raise UsageError(
+                f"--folder {archive.folder}: there is no such folder; see `hastore rescued list`"
+            )
         found += read_archive(*archive)
     return found
 

@@ -205,6 +205,8 @@ def test_keys_and_certificates_are_renewed(shell: Shell) -> None:
     old = printed.partition("HASTORE_BOOTSTRAP=")[2].split()[0]
     shell.run(printed, **{old: shell.elsewhere(*files)})
     service = shell.service(files[0])
+    told = shell.run("hastore doctor --all -c FILE", code=1, FILE=files[0])
+    assert "no node answers this command: see the reason of each node" in told.stdout
     shell.variables["HASTORE_SECURITY"] = str(shell.folder / "g1" / "ops.yaml")
     with KEYS as page:
         shell.run(page.says("hastore doctor --all -c FILE"), FILE=files[0])
