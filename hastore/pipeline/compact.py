@@ -41,7 +41,7 @@ from hastore.pipeline.read_positions import (
     positions_as_json,
     unread,
 )
-from hastore.pipeline.running import run_action
+from hastore.pipeline.running import Start, run_action
 from hastore.pipeline.target import (
     StagedFile,
     Target,
@@ -115,6 +115,18 @@ def compact(
     Raises UsageError for wrong arguments, and PositionLostError if the log was cut after an earlier
     run. The target changes at once, when the run ends; a run that dies changes nothing.
     """
+    return compact_with(lambda: spark, where, target, options, progress=progress)
+
+
+def compact_with(
+    start: Start,
+    where: Where,
+    target: str,
+    options: CompactOptions | None = None,
+    *,
+    progress: JobProgress | None = None,
+) -> CompactSummary:
+    """Compact as `compact` does; call `start` only if there is something to read or to publish."""
     began = time.monotonic()
     options, progress = options or CompactOptions(), progress or JobProgress()
     check_compression(options.compression)
@@ -127,14 +139,14 @@ def compact(
         select(strategy, backend)  # its errors before the target
         with Target(target, "compact") as opened:
             _check_state(opened.path, opened.state, topic, options)
-            published = _publish(spark, opened, options, progress)  # of a run that died
+            published = _publish(start, opened, options, progress)  # of a run that died
             positions, ranges, lost = unread(
                 backend, strategy, opened.state, fail_on_data_loss=fail
             )
             progress.keep(f"{opened.path} is as it was before")
             if ranges or not opened.number:
-                _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
-                published += _publish(spark, opened, options, progress)
+                _rewrite(start(), opened, where, backend, ranges, positions, options, progress)
+                published += _publish(start, opened, options, progress)
             files = opened.files()
             state = opened.state
             return CompactSummary(
@@ -193,16 +205,14 @@ def _check_state(path: Path, state: Mapping[str, Any], topic: str, options: Comp
         raise UsageError(f"{path} {word} messages without a key; use the option of the first run")
 
 
-def _publish(
-    spark: SparkSession, target: Target, options: CompactOptions, progress: JobProgress
-) -> int:
+def _publish(start: Start, target: Target, options: CompactOptions, progress: JobProgress) -> int:
     if options.destination is None:
         return 0
     progress.keep(
         f"{target.path} is up to date, and topic {options.destination.topic} has a part of the "
         "changes"
     )
-    return publish(spark, target, options.destination, _DDL, progress)
+    return publish(start, target, options.destination, _DDL, progress)
 
 
 def _rewrite(
@@ -437,12 +447,13 @@ def check_new(destination: Destination) -> None:
 
 
 def publish(
-    spark: SparkSession, target: Target, destination: Destination, ddl: str, progress: JobProgress
+    start: Start, target: Target, destination: Destination, ddl: str, progress: JobProgress
 ) -> int:
     """Write the changes that the last commit left, and commit that; return the messages written."""
     waiting: dict[str, Any] | None = target.state.get("changes")
     if not waiting or not waiting["files"]:
         return 0
+    spark = start()
     names: Sequence[str] = waiting["files"]
     before = {name: spark.conf.get(name, None) for name in _ONE_TASK}
     for name, value in _ONE_TASK.items():

@@ -38,7 +38,7 @@ from hastore.pipeline.read_positions import (
     positions_as_json,
     unread,
 )
-from hastore.pipeline.running import run_tasks
+from hastore.pipeline.running import Start, run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_compression
 from hastore.pipeline.where import Where, as_option
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
@@ -102,9 +102,9 @@ class _Run:
 
     target: Target
     positions: ReadPositions
-    shape: dict[str, Any]  # what never changes for a target: columns, JSON schema, keep_value
     progress: JobProgress
     ends: ReadPositions  # of the ranges of the run, with the marks that were there before its tasks
+    shape: dict[str, Any] = field(default_factory=dict)  # see _shape; never changes for a target
     corrupt: int = 0
     missing: int = 0  # queue offsets of the ranges without a message
     messages: dict[str, int] = field(default_factory=dict)
@@ -165,6 +165,22 @@ def export(
     PositionLostError if the log was cut after an earlier run, or messages were removed before they
     were exported. Whatever happens, the target has each message of its committed ranges once.
     """
+    return export_with(lambda: spark, where, target, options, progress=progress)
+
+
+def export_with(
+    start: Start,
+    where: Where,
+    target: str,
+    options: ExportOptions | None = None,
+    *,
+    progress: JobProgress | None = None,
+) -> ExportSummary:
+    """Export as `export` does; call `start` only if there is something to export or to merge.
+
+    The positions of the target are compared with the ends of the queues first, which takes no
+    Spark. So a run that finds nothing new ends at once.
+    """
     began = time.monotonic()
     options, progress = options or ExportOptions(), progress or JobProgress()
     _check(options)
@@ -179,18 +195,20 @@ def export(
         # Before the target is made, for its errors; then again, because another run may have ended
         # meanwhile, and have exported more than there was.
         select(parsed.strategy, backend)
-        shape = _shape(options)
         with _target(target, options.format) as opened:
             positions, ranges, lost = unread(
                 backend, parsed.strategy, opened.state, fail_on_data_loss=options.fail_on_data_loss
             )
-            _settle(spark, opened, shape, backend, ranges)
-            run = _Run(opened, positions, shape, progress, end_positions(backend, ranges))
-            cores = spark.sparkContext.defaultParallelism
-            pieces = plan(backend, ranges, cores, options.file_bytes)
             progress.keep(f"nothing new was exported to {opened.path}")
-            _write_all(spark, run, backend, pieces, parsed, options)
-            merged = _merge(spark, opened, options, progress) if options.merge else (0, 0)
+            _compare_known(opened.path, opened.state, options)
+            run = _Run(opened, positions, progress, end_positions(backend, ranges))
+            if ranges:
+                spark = start()
+                run.shape = _settle(spark, opened, options, backend, ranges)
+                cores = spark.sparkContext.defaultParallelism
+                pieces = plan(backend, ranges, cores, options.file_bytes)
+                _write_all(spark, run, backend, pieces, parsed, options)
+            merged = _merge(start, opened, options, progress) if options.merge else (0, 0)
     return ExportSummary(
         target=str(opened.path),
         messages=sum(run.messages.values()),
@@ -214,15 +232,7 @@ def check_export(where: Where, target: str, options: ExportOptions) -> None:
     """
     _check(options)
     opened = _target(target, options.format)
-    there = opened.look().get("shape")
-    if there is not None:
-        given = options.json_schema
-        shape = {
-            "columns": list(options.columns()),
-            "json_schema": None if given is None else there["json_schema"] or given,
-            "keep_value": options.keep_value,
-        }
-        _compare(opened.path, there, shape)
+    _compare_known(opened.path, opened.look(), options)
     where.check()
 
 
@@ -240,6 +250,19 @@ def _target(path: str, form: str) -> Target:
     return DeltaTarget(path) if form == "delta" else Target(path, "export")
 
 
+def _compare_known(target: Path, state: Mapping[str, Any], options: ExportOptions) -> None:
+    """Compare the options with the earlier runs, as far as that needs no Spark."""
+    there = state.get("shape")
+    if there is not None:
+        given = options.json_schema
+        shape = {
+            "columns": list(options.columns()),
+            "json_schema": None if given is None else there["json_schema"] or given,
+            "keep_value": options.keep_value,
+        }
+        _compare(target, there, shape)
+
+
 def _shape(options: ExportOptions) -> dict[str, Any]:
     """Return what the first run fixes for all later ones."""
     schema = options.json_schema
@@ -255,12 +278,13 @@ def _shape(options: ExportOptions) -> dict[str, Any]:
 def _settle(
     spark: SparkSession,
     target: Target,
-    shape: dict[str, Any],
+    options: ExportOptions,
     backend: Backend,
     ranges: Mapping[TopicPartition, OffsetRange],
-) -> None:
-    """Complete the shape, or compare it with that of the earlier runs. Raises UsageError."""
+) -> dict[str, Any]:
+    """Return the shape, which is compared with that of the earlier runs. Raises UsageError."""
     there = target.state.get("shape")
+    shape = _shape(options)
     if shape["json_schema"] == INFER:
         known = there is not None and there["json_schema"] is not None
         shape["json_schema"] = (
@@ -270,6 +294,7 @@ def _settle(
         _compare(target.path, there, shape)
     if isinstance(target, DeltaTarget):
         target.schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()
+    return shape
 
 
 def _compare(target: Path, there: dict[str, Any], shape: dict[str, Any]) -> None:
@@ -283,11 +308,11 @@ def _compare(target: Path, there: dict[str, Any], shape: dict[str, Any]) -> None
 
 
 def _merge(
-    spark: SparkSession, target: Target, options: ExportOptions, progress: JobProgress
+    start: Start, target: Target, options: ExportOptions, progress: JobProgress
 ) -> tuple[int, int]:
     if isinstance(target, DeltaTarget):
         return target.merge(options.file_bytes)
-    return merge_files(spark, target, options.compression, options.file_bytes, progress)
+    return merge_files(start, target, options.compression, options.file_bytes, progress)
 
 
 def _write_all(

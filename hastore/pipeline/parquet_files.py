@@ -21,13 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
 
 from hastore.errors import StoreBrokenError, UsageError
 from hastore.pipeline.json_columns import JsonColumns
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import MARK_COLUMNS, RecordMark, mark_of
-from hastore.pipeline.running import run_tasks
+from hastore.pipeline.running import Start, run_tasks
 from hastore.pipeline.target import StagedFile, Target, escape, sync_file
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
@@ -350,10 +349,15 @@ class MergePlace:
 
 
 def merge_files(
-    spark: SparkSession, target: Target, compression: str, file_bytes: int, progress: JobProgress
+    start: Start, target: Target, compression: str, file_bytes: int, progress: JobProgress
 ) -> tuple[int, int]:
-    """Merge files of less than half of `file_bytes`; return how many became how many."""
+    """Merge files of less than half of `file_bytes`; return how many became how many.
+
+    Spark is started only if there are such files.
+    """
     groups = small_files(target.files(), file_bytes)
+    if not groups:
+        return 0, 0
     place = MergePlace(str(target.path), os.path.relpath(target.staging, target.path), compression)
     progress.begin("merge", sum(len(group.names) for group in groups), "files")
     merged = made = 0
@@ -366,7 +370,7 @@ def merge_files(
             done.clear()
 
     work = functools.partial(merge_group, place)
-    with contextlib.closing(run_tasks(spark, "merge", work, groups)) as results:
+    with contextlib.closing(run_tasks(start(), "merge", work, groups)) as results:
         for group, file in results:
             done.append((group, file))
             merged, made = merged + len(group.names), made + 1

@@ -67,6 +67,8 @@ WRONG = (
     ("stats --path {store} --since yesterday", "'startingTimestamp': Expected milliseconds"),
     ("stats --path {store} --topic none", "there is no topic 'none'"),
     ("stats --path {store} --sample 5", "--sample needs --servers"),
+    ("stats --path {store} --lag-only", "--lag-only needs --servers"),
+    ("stats --servers 127.0.0.1:1 --lag-only --parquet {none}", "leave it out, or --lag-only"),
     ("stats --path {none}", "there is no directory {none}"),
     ("stats --path {empty}", "{empty} is no store"),
     ("stats --path {store} --parquet {empty}", "{empty} exists"),
@@ -139,7 +141,7 @@ def test_what_is_wrong_is_said_before_spark_starts(
 
 
 RIGHT = (
-    "stats --path {store} --since 2026-01-01T00:00Z",
+    "stats --path {store} --since 1970-01-01T00:00Z",
     "export --path {store} --target {exported}",
     "compact --path {store} --topic t --target {none}",
     "index --path {store}",

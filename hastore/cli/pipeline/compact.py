@@ -67,7 +67,7 @@ def compact_command(
     the files when it ends.
     """
     check_spark()
-    from hastore.pipeline.compact import CompactOptions, Destination, check_compact, compact
+    from hastore.pipeline.compact import CompactOptions, Destination, check_compact, compact_with
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, (topic,))
@@ -77,7 +77,7 @@ def compact_command(
     options = CompactOptions(without_key == "keep", compression, not allow_data_loss, destination)
     return run_job(
         "compact",
-        lambda start, progress: compact(start(), where, target, options, progress=progress),
+        lambda start, progress: compact_with(start, where, target, options, progress=progress),
         session,
         check=lambda: check_compact(where, target, options),
         as_json=as_json,

@@ -98,7 +98,7 @@ def export_command(
     or undoes what was left, so that each message is in the files exactly once.
     """
     check_spark()
-    from hastore.pipeline.export import ExportOptions, check_export, export
+    from hastore.pipeline.export import ExportOptions, check_export, export_with
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, topics, pattern)
@@ -116,7 +116,7 @@ def export_command(
     )
     return run_job(
         "export",
-        lambda start, progress: export(start(), where, target, options, progress=progress),
+        lambda start, progress: export_with(start, where, target, options, progress=progress),
         session,
         check=lambda: check_export(where, target, options),
         as_json=as_json,

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     help="With --servers: sample the lag each second for this time (default: once).",
 )
 @click.option(
+    "--lag-only", is_flag=True, help="With --servers: only sample the lag, and start no Spark."
+)
+@click.option(
     "--minutes",
     "last_minutes",
     type=click.IntRange(0, 100_000),
@@ -54,6 +57,7 @@ def stats_command(
     parquet: str | None,
     plots: str | None,
     sample_s: float | None,
+    lag_only: bool,
     last_minutes: int,
     session: SessionOptions,
     as_json: bool,
@@ -65,14 +69,14 @@ def stats_command(
     distance in the log, the same for all topics.
     """
     check_spark()
-    from hastore.pipeline.stats import StatsOptions, check_stats, run_stats
+    from hastore.pipeline.stats import StatsOptions, check_stats, stats_with
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, topics, pattern)
-    options = StatsOptions(since, until, parquet, plots, sample_s or 0.0, last_minutes)
+    options = StatsOptions(since, until, parquet, plots, sample_s or 0.0, last_minutes, lag_only)
     return run_job(
         "stats",
-        lambda start, progress: run_stats(start(), where, options, progress),
+        lambda start, progress: stats_with(start, where, options, progress),
         session,
         check=lambda: check_stats(where, options),
         as_json=as_json,
@@ -92,9 +96,9 @@ _FIGURES = (
 
 
 def _show(summary: "StatsSummary") -> None:
-    if not summary.topics:
+    if not (summary.topics or summary.lag):
         print_text(f"{summary.source}: no messages")
-    else:
+    if summary.topics:
         head = ["topic", *(name for name, _, _ in _FIGURES), "from", "to"]
         _print_table(head, [_cells(one, "first_minute", "last_minute") for one in summary.topics])
     if summary.minutes:

@@ -1,6 +1,6 @@
 """What the nodes' statuses say of lag, and what they do not say."""
 
-from hastore.pipeline.stats import LagMinute, by_minute, lag_of
+from hastore.pipeline.lag import POINTS_MAX, LagMinute, LagSample, LagSeries, by_minute, lag_of
 
 
 def status(node, role, end, **more):
@@ -45,3 +45,36 @@ def test_samples_are_merged_by_minute():
         LagMinute(0, "node 2", 1, 10, 90.0, 90),
         LagMinute(60_000, "node 2", 2, 90, 45.0, 80),
     ]
+
+
+def series_of(seconds, behind=lambda second: second):
+    series = LagSeries()
+    for second in range(seconds):
+        series.add([LagSample(second * 1_000, "node 2", 9, behind(second))])
+    return series
+
+
+def test_a_short_run_keeps_each_sample_for_the_plot():
+    lines = series_of(5).lines
+    assert lines.width_ms == 1_000
+    assert lines.nodes == {"node 2": {second * 1_000: second for second in range(5)}}
+
+
+def test_a_long_run_keeps_the_greatest_sample_of_longer_intervals_and_all_minutes():
+    seconds = 86_400
+    series = series_of(seconds)
+    lines = series.lines
+    (line,) = lines.nodes.values()
+    assert len(line) <= POINTS_MAX and list(line) == list(range(0, 86_400_000, lines.width_ms))
+    assert [value * 1_000 + 1_000 for value in line.values()] == [
+        start + lines.width_ms for start in line
+    ]
+    assert len(series.minutes) == seconds // 60
+    assert series.minutes[-1] == LagMinute(86_340_000, "node 2", 60, 9, 86_369.5, 86_399)
+
+
+def test_what_no_sample_knew_stays_unknown():
+    lines = series_of(1_000, lambda second: None if second < 700 else 3).lines
+    (line,) = lines.nodes.values()
+    assert lines.known and set(line.values()) == {None, 3}
+    assert not series_of(3, lambda second: None).lines.known

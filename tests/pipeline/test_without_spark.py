@@ -1,0 +1,118 @@
+"""Jobs that find nothing to do end without Spark: what is new is looked up before it is started."""
+
+import json
+
+import pytest
+
+from hastore.cli.common import run_code
+from hastore.cli.main import pipeline_group
+from hastore.cli.pipeline import common
+from hastore.pipeline import export as export_job
+from hastore.pipeline import lag
+from hastore.pipeline.compact import COLUMNS
+from hastore.pipeline.export import export
+from hastore.pipeline.read_positions import end_positions, positions_as_json
+from hastore.pipeline.target import Target
+from hastore.pipeline.where import Where
+from hastore.spark.read.planning import open_backend
+from tests.pipeline.test_export_commits import SPARK, run_here
+from tests.spark.stores import numbered, write_store
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "store"
+    write_store(path, numbered(20, queues=2))
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run `hastore pipeline ... --json` without Spark; return the summary."""
+    monkeypatch.setattr(common, "_open", lambda *_: pytest.fail("Spark was started"))
+
+    def run(*arguments):
+        words = [str(word) for word in arguments]
+        assert run_code(pipeline_group, "pipeline", [*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+@pytest.mark.parametrize("more", [(), ("--merge",)])
+def test_an_export_with_nothing_new(store, run, tmp_path, monkeypatch, form, more):
+    target = tmp_path / "out"
+    options = export_job.ExportOptions(format=form)
+    with monkeypatch.context() as patch:
+        run_here(patch)
+        assert export(SPARK, Where(str(store), topics=("t",)), str(target), options).messages == 20
+    before = sorted(target.rglob("part-*"))
+    found = run(
+        *("export", "--path", store, "--topic", "t", "--target", target, "--format", form), *more
+    )
+    assert (found["messages"], found["commits"]) == (0, 0)
+    assert sorted(target.rglob("part-*")) == before
+
+
+def test_an_export_of_a_store_without_messages(run, tmp_path):
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    found = run("export", "--path", tmp_path / "store", "--target", tmp_path / "out")
+    assert found["messages"] == 0
+
+
+def test_an_export_that_was_killed_within_its_commit_is_finished(store, run, tmp_path, monkeypatch):
+    target = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        run_here(patch)
+        patch.setattr(Target, "_apply", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            export(SPARK, Where(str(store), topics=("t",)), str(target))
+    assert not list(target.glob("topic=*"))
+    assert run("export", "--path", store, "--topic", "t", "--target", target)["messages"] == 0
+    assert len(list(target.glob("topic=t/*/part-*"))) == 1
+
+
+def test_a_compaction_with_nothing_new(store, run, tmp_path):
+    target = tmp_path / "out"
+    with open_backend(Where(str(store), topics=("t",)).parsed()) as backend:
+        ends = end_positions(backend, backend.available())
+    state = {"topic": "t", "to_topic": None, "changes": None, "keep_without_key": False}
+    state |= {"columns": list(COLUMNS), "positions": positions_as_json(ends)}
+    with Target(target, "compact") as opened:
+        opened.commit({**state, "keys": 20, "without_key": 0}, [])
+    found = run("compact", "--path", store, "--topic", "t", "--target", target)
+    assert (found["read"], found["keys"]) == (0, 20)
+
+
+def test_figures_of_a_time_without_messages(store, run):
+    """Also if only some of the queues have none, which is no error."""
+    found = run("stats", "--path", store, "--since", "2030-01-01T00:00:00Z")
+    assert (found["topics"], found["minutes"], found["lag"]) == ([], [], [])
+
+
+class FakeNodes:
+    """Two nodes, asked as `Admin` asks them."""
+
+    def __init__(self, servers):
+        self.servers = servers
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def status(self):
+        common_fields = {"max_offset": 900, "confirmed_offset": 900, "epoch": 1, "slaves": []}
+        for node, role in ((1, "SYNC_MASTER"), (2, "SLAVE")):
+            one = {"node": node, "role": role, "writable": role != "SLAVE", **common_fields}
+            yield type("Info", (), {"status": one})
+
+
+def test_the_lag_alone_is_sampled_and_drawn(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(lag, "Admin", FakeNodes)
+    arguments = ("stats", "--servers", "127.0.0.1:1", "--lag-only", "--plots", tmp_path / "plots")
+    found = run(*arguments)
+    assert [one["node"] for one in found["lag"]] == ["node 2", "unconfirmed"]
+    assert found["plots"] == [str(tmp_path / "plots" / "lag.png")]
