@@ -78,9 +78,12 @@ class Destination:
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """How a topic is compacted; `keep_without_key` never changes for a target."""
+    """How a topic is compacted; `keep_without_key` and the destination's topic never change.
 
-    keep_without_key: bool = False
+    None is as in the first run into the target, and there the default.
+    """
+
+    keep_without_key: bool | None = None  # default: False
     compression: str = "snappy"
     fail_on_data_loss: bool = True
     destination: Destination | None = None  # a topic that gets the changes too
@@ -138,7 +141,7 @@ def compact_with(
     with open_backend(parsed) as backend:
         select(strategy, backend)  # its errors before the target
         with Target(target, "compact") as opened:
-            _check_state(opened.path, opened.state, topic, options)
+            options = _take_over(opened.path, opened.state, topic, options)
             published = _publish(start, opened, options, progress)  # of a run that died
             positions, ranges, lost = unread(
                 backend, strategy, opened.state, fail_on_data_loss=fail
@@ -170,7 +173,7 @@ def check_compact(where: Where, target: str, options: CompactOptions) -> None:
     opened = Target(target, "compact")
     state = opened.look()
     where.check()
-    _check_state(opened.path, state, topic, options)
+    _take_over(opened.path, state, topic, options)
 
 
 def _topic(parsed: SourceOptions) -> Subscribe:
@@ -184,25 +187,43 @@ def _topic(parsed: SourceOptions) -> Subscribe:
     return strategy
 
 
-def _check_state(path: Path, state: Mapping[str, Any], topic: str, options: CompactOptions) -> None:
-    """Compare with what the earlier runs did; the destination of a first run must be new."""
-    wanted = options.destination.topic if options.destination else None
+def _take_over(
+    path: Path, state: Mapping[str, Any], topic: str, options: CompactOptions
+) -> CompactOptions:
+    """Return the options, with those of the first run where none are given.
+
+    Raises UsageError if a given one differs; the destination of a first run must be new.
+    """
+    destination = options.destination
     if not state:
-        if options.destination:
-            check_new(options.destination)
-        return
-    if state["to_topic"] != wanted:
-        there = repr(state["to_topic"]) if state["to_topic"] else "no topic"
-        raise UsageError(
-            f"{path} writes its changes to {there}; do as the first run did, or name another folder"
-        )
+        if destination:
+            check_new(destination)
+        return replace(options, keep_without_key=bool(options.keep_without_key))
     if state["topic"] != topic:
         raise UsageError(
             f"{path} has the topic {state['topic']!r}; name another folder for {topic!r}"
         )
-    if state["keep_without_key"] != options.keep_without_key:
-        word = "keeps" if state["keep_without_key"] else "drops"
-        raise UsageError(f"{path} {word} messages without a key; use the option of the first run")
+    kept = state["keep_without_key"]
+    if options.keep_without_key not in (None, kept):
+        raise UsageError(
+            f"{path} {'keeps' if kept else 'drops'} messages without a key since its first run; "
+            f"leave out --without-key {'drop' if kept else 'keep'}, or name another folder"
+        )
+    to_topic, servers = state["to_topic"], state.get("to_servers")
+    if destination is None and to_topic is not None:
+        if servers is None:  # an older version wrote it
+            raise UsageError(
+                f"{path} writes its changes to the topic {to_topic!r}; give --to-topic {to_topic} "
+                "and --to-servers, too"
+            )
+        destination = Destination(to_topic, servers)
+    elif destination is not None and destination.topic != to_topic:
+        where = "no topic" if to_topic is None else f"the topic {to_topic!r}"
+        raise UsageError(
+            f"{path} writes its changes to {where} since its first run; leave out --to-topic "
+            f"{destination.topic}, or name another folder"
+        )
+    return replace(options, keep_without_key=kept, destination=destination)
 
 
 def _publish(start: Start, target: Target, options: CompactOptions, progress: JobProgress) -> int:
@@ -248,7 +269,10 @@ def _rewrite(
     spark.conf.set(_SHUFFLE, str(max(1, round(size / TASK_BYTES))))
     try:
         rows: list[Row] = run_action(
-            spark, "compact", write_rows(latest(frame, options.keep_without_key), writer), progress
+            spark,
+            "compact",
+            write_rows(latest(frame, bool(options.keep_without_key)), writer),
+            progress,
         )
         files = staged_files(rows, f"topic={escape(topic)}", changes=False)
         counts = _count(spark, [spark_path(target.path / file.staged) for file in files])
@@ -260,6 +284,7 @@ def _rewrite(
     state = {
         "topic": topic,
         "to_topic": options.destination.topic if options.destination else None,
+        "to_servers": options.destination.servers if options.destination else None,
         "changes": {
             "write": f"hastore-compact-{target.run}-{number}",
             "files": [file.final for file in changes],

@@ -11,16 +11,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from hastore.errors import UsageError
 from hastore.pipeline.delta import DeltaTarget
-from hastore.pipeline.json_columns import infer_schema, parse_schema
+from hastore.pipeline.export_options import INFER, check_options, shape_of, take_over
+from hastore.pipeline.export_options import ExportOptions as ExportOptions
+from hastore.pipeline.json_columns import infer_schema
 from hastore.pipeline.parquet_files import (
-    TASK_BYTES,
     ExportLayout,
     ExportPiece,
     Shape,
@@ -39,44 +38,13 @@ from hastore.pipeline.read_positions import (
     unread,
 )
 from hastore.pipeline.running import Start, run_tasks
-from hastore.pipeline.target import StagedFile, Target, check_compression
+from hastore.pipeline.target import StagedFile, Target
 from hastore.pipeline.where import Where, as_option
-from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import open_backend, select
 from hastore.spark.worker import interrupted_later
-
-FORMATS = ("parquet", "delta")
-COMMIT_EVERY_S = 30.0
-INFER = "infer"
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What is exported; the columns of a target never change."""
-
-    headers: bool = False
-    metadata: bool = False
-    compression: str = "snappy"
-    fail_on_data_loss: bool = True
-    check_crcs: bool = True
-    file_bytes: int = TASK_BYTES  # of records in one task: its files have about this size at most
-    commit_every_s: float = COMMIT_EVERY_S
-    json_schema: str | None = None  # DDL, or INFER: decode JSON bodies into columns
-    keep_value: bool = True  # beside the decoded columns
-    merge: bool = False  # merge small files at the end
-    format: str = "parquet"
-
-    def columns(self) -> tuple[str, ...]:
-        """Return the columns of the files; the topic is the name of a folder."""
-        columns: tuple[Column, ...] = KAFKA_COLUMNS
-        if self.headers:
-            columns += (Column.HEADERS,)
-        if self.metadata:
-            columns += METADATA_COLUMNS
-        return tuple(column.value for column in columns if column is not Column.TOPIC)
 
 
 @dataclass(frozen=True)
@@ -93,6 +61,7 @@ class ExportSummary:
     merged_files: int  # how many small files became how many
     merged_into: int
     commits: int
+    taken_over: tuple[str, ...]  # options of the command that were not given: as in the first run
     seconds: float
 
 
@@ -104,7 +73,8 @@ class _Run:
     positions: ReadPositions
     progress: JobProgress
     ends: ReadPositions  # of the ranges of the run, with the marks that were there before its tasks
-    shape: dict[str, Any] = field(default_factory=dict)  # see _shape; never changes for a target
+    shape: dict[str, Any] = field(default_factory=dict)  # see shape_of; it never changes
+    json_ddl: str | None = None  # the schema as the first run was given it
     corrupt: int = 0
     missing: int = 0  # queue offsets of the ranges without a message
     messages: dict[str, int] = field(default_factory=dict)
@@ -127,7 +97,11 @@ class _Run:
         read = {TopicPartition(s.topic, s.partition) for piece, _ in done for s in piece.ranges}
         check_unchanged(backend, {key: self.ends[key] for key in read})
         files = [file for _, written in done for file in written.files]
-        state = {"shape": self.shape, "positions": positions_as_json(positions)}
+        state = {
+            "shape": self.shape,
+            "json_ddl": self.json_ddl,
+            "positions": positions_as_json(positions),
+        }
         with interrupted_later():  # a stop reports all that is committed
             self.target.commit(state, files)
             self._count(positions, done, files)
@@ -183,7 +157,7 @@ def export_with(
     """
     began = time.monotonic()
     options, progress = options or ExportOptions(), progress or JobProgress()
-    _check(options)
+    check_options(options)
     parsed = where.parsed(
         {
             "failOnDataLoss": as_option(options.fail_on_data_loss),
@@ -200,11 +174,13 @@ def export_with(
                 backend, parsed.strategy, opened.state, fail_on_data_loss=options.fail_on_data_loss
             )
             progress.keep(f"nothing new was exported to {opened.path}")
-            _compare_known(opened.path, opened.state, options)
+            options, taken = take_over(opened.path, opened.state, options)
             run = _Run(opened, positions, progress, end_positions(backend, ranges))
             if ranges:
                 spark = start()
                 run.shape = _settle(spark, opened, options, backend, ranges)
+                given = None if options.json_schema == INFER else options.json_schema
+                run.json_ddl = opened.state.get("json_ddl", given)
                 cores = spark.sparkContext.defaultParallelism
                 pieces = plan(backend, ranges, cores, options.file_bytes)
                 _write_all(spark, run, backend, pieces, parsed, options)
@@ -221,6 +197,7 @@ def export_with(
         merged_files=merged[0],
         merged_into=merged[1],
         commits=run.commits,
+        taken_over=taken,
         seconds=round(time.monotonic() - began, 3),
     )
 
@@ -230,49 +207,14 @@ def check_export(where: Where, target: str, options: ExportOptions) -> None:
 
     Two JSON schemas are compared later: Spark parses DDL.
     """
-    _check(options)
+    check_options(options)
     opened = _target(target, options.format)
-    _compare_known(opened.path, opened.look(), options)
+    take_over(opened.path, opened.look(), options)
     where.check()
-
-
-def _check(options: ExportOptions) -> None:
-    check_compression(options.compression)
-    if options.format not in FORMATS:
-        raise UsageError(f"format is {options.format!r}; use " + ", ".join(FORMATS))
-    if not options.keep_value and options.json_schema is None:
-        raise UsageError(
-            "without the column `value`, give a JSON schema; else bodies would be lost"
-        )
 
 
 def _target(path: str, form: str) -> Target:
     return DeltaTarget(path) if form == "delta" else Target(path, "export")
-
-
-def _compare_known(target: Path, state: Mapping[str, Any], options: ExportOptions) -> None:
-    """Compare the options with the earlier runs, as far as that needs no Spark."""
-    there = state.get("shape")
-    if there is not None:
-        given = options.json_schema
-        shape = {
-            "columns": list(options.columns()),
-            "json_schema": None if given is None else there["json_schema"] or given,
-            "keep_value": options.keep_value,
-        }
-        _compare(target, there, shape)
-
-
-def _shape(options: ExportOptions) -> dict[str, Any]:
-    """Return what the first run fixes for all later ones."""
-    schema = options.json_schema
-    if schema is not None and schema != INFER:
-        schema = parse_schema(schema).json()
-    return {
-        "columns": list(options.columns()),
-        "json_schema": schema,
-        "keep_value": options.keep_value,
-    }
 
 
 def _settle(
@@ -282,29 +224,13 @@ def _settle(
     backend: Backend,
     ranges: Mapping[TopicPartition, OffsetRange],
 ) -> dict[str, Any]:
-    """Return the shape, which is compared with that of the earlier runs. Raises UsageError."""
-    there = target.state.get("shape")
-    shape = _shape(options)
-    if shape["json_schema"] == INFER:
-        known = there is not None and there["json_schema"] is not None
-        shape["json_schema"] = (
-            there["json_schema"] if there and known else infer_schema(spark, backend, ranges)
-        )
-    if there is not None:
-        _compare(target.path, there, shape)
+    """Return what never changes for the target. Raises UsageError."""
+    finds = options.json_schema == INFER and not target.state
+    inferred = infer_schema(spark, backend, ranges) if finds else None
+    shape = shape_of(target.path, target.state, options, inferred)
     if isinstance(target, DeltaTarget):
         target.schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()
     return shape
-
-
-def _compare(target: Path, there: dict[str, Any], shape: dict[str, Any]) -> None:
-    """Raise UsageError if the earlier runs had another shape."""
-    if there != shape:
-        names = Shape(there["columns"], there["json_schema"], there["keep_value"]).schema().names
-        raise UsageError(
-            f"the files in {target} have other columns ({', '.join(names)}); use the options "
-            "of the first run, or name another folder"
-        )
 
 
 def _merge(

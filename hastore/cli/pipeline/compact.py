@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--without-key",
     type=click.Choice(["drop", "keep"]),
-    default="drop",
-    show_default=True,
-    help="What to do with messages that have no key.",
+    help="What to do with messages that have no key (default: drop).",
 )
 @click.option("--to-topic", metavar="T", help="Write the changes to this new topic, too.")
 @click.option("--to-servers", metavar="ADDR,ADDR", help="The nodes of that topic.")
@@ -52,7 +50,7 @@ def compact_command(
     servers: str | None,
     topic: str,
     target: str,
-    without_key: str,
+    without_key: str | None,
     to_topic: str | None,
     to_servers: str | None,
     compression: str,
@@ -64,7 +62,8 @@ def compact_command(
 
     As in Kafka, a message with an empty body deletes its key. The files are DIR/topic=T/*.parquet.
     Run the command again to bring them up to date: it reads only what has come since, and replaces
-    the files when it ends.
+    the files when it ends. It takes over --without-key, --to-topic and --to-servers from the first
+    run.
     """
     check_spark()
     from hastore.pipeline.compact import CompactOptions, Destination, check_compact, compact_with
@@ -74,7 +73,8 @@ def compact_command(
     if (to_topic is None) != (to_servers is None):
         raise UsageError("give --to-topic and --to-servers together")
     destination = Destination(to_topic, to_servers) if to_topic and to_servers else None
-    options = CompactOptions(without_key == "keep", compression, not allow_data_loss, destination)
+    keep = None if without_key is None else without_key == "keep"
+    options = CompactOptions(keep, compression, not allow_data_loss, destination)
     return run_job(
         "compact",
         lambda start, progress: compact_with(start, where, target, options, progress=progress),

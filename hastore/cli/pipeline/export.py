@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 @click.command("export", short_help="Export topics to Parquet, each message exactly once.")
 @with_where
 @click.option("--target", required=True, metavar="DIR", help="The folder of the files.")
-@click.option("--headers", is_flag=True, help="Add the column headers: the users' properties.")
-@click.option("--metadata", is_flag=True, help="Add physicalOffset, msgId, tags, bornTimestamp ...")
+@click.option(
+    "--headers", is_flag=True, default=None, help="Add the column headers: the users' properties."
+)
+@click.option(
+    "--metadata",
+    is_flag=True,
+    default=None,
+    help="Add physicalOffset, msgId, tags, bornTimestamp ...",
+)
 @click.option(
     "--compression",
     type=click.Choice(["snappy", "zstd", "lz4", "gzip", "none"]),
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--drop-value",
     is_flag=True,
+    default=None,
     help="With --json-schema: leave out the bodies that were decoded; others are in _corrupt.",
 )
 @click.option("--merge", is_flag=True, help="Merge small files at the end.")
@@ -78,12 +86,12 @@ def export_command(
     topics: tuple[str, ...],
     pattern: str | None,
     target: str,
-    headers: bool,
-    metadata: bool,
+    headers: bool | None,
+    metadata: bool | None,
     compression: str,
     form: str,
     json_schema: str | None,
-    drop_value: bool,
+    drop_value: bool | None,
     merge: bool,
     allow_data_loss: bool,
     file_size: int,
@@ -94,7 +102,8 @@ def export_command(
     """Export the messages that the target does not have yet to Parquet files.
 
     The files are DIR/topic=T/date=YYYY-MM-DD/*.parquet, by the UTC date of the store time. Run the
-    command again to add what has come since. It may be killed at any moment: the next run finishes
+    command again to add what has come since: it takes over --headers, --metadata, --json-schema and
+    --drop-value from the first run. It may be killed at any moment: the next run finishes
     or undoes what was left, so that each message is in the files exactly once.
     """
     check_spark()
@@ -110,7 +119,7 @@ def export_command(
         file_bytes=file_size * 1024 * 1024,
         commit_every_s=commit_every,
         json_schema=json_schema,
-        keep_value=not drop_value,
+        keep_value=None if drop_value is None else not drop_value,
         merge=merge,
         format=form,
     )
@@ -130,6 +139,8 @@ def _show(summary: "ExportSummary") -> None:
         f"{summary.messages:,} messages exported to {summary.target} in {summary.seconds:.1f} s, "
         f"{rate:,.0f} a second: {counted(summary.files, 'file')}, {summary.bytes:,} bytes"
     )
+    if summary.taken_over:
+        print_text("as in the first run: " + ", ".join(summary.taken_over))
     for topic, count in summary.messages_by_topic.items():
         print_text(f"  {topic}: {count:,}")
     if summary.corrupt_bodies:

@@ -149,8 +149,10 @@ def test_a_new_topic_gets_each_change_once_when_a_run_dies(
     changed = {fields["properties"] for _, _, fields in messages[120:]} - {b""}
     assert summary.published == len(changed) == len(stored()) - len(first)
     assert list((target / "_hastore" / "changes").rglob("*.parquet")) == []
-    with pytest.raises(UsageError, match="writes its changes to 'compacted'"):
-        compact(spark, where, str(target))
+    assert compact(spark, where, str(target)).published == 0  # to the topic of the first run
+    other = CompactOptions(destination=Destination("other", servers))
+    with pytest.raises(UsageError, match="writes its changes to the topic 'compacted'"):
+        compact(spark, where, str(target), other)
     with pytest.raises(UsageError, match="has messages already"):
         compact(spark, where, str(tmp_path / "other"), options)
 
