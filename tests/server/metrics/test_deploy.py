@@ -55,7 +55,8 @@ def test_every_alert_has_a_heading_that_says_what_to_do_and_a_test() -> None:
     for rule in alerts():
         runbook = f"docs/operations.md#{str(rule['alert']).lower()}"
         assert rule["annotations"]["runbook"] == runbook  # type: ignore[index]
-    assert [test["name"] for test in yaml.safe_load(TESTS.read_text())["tests"]] == names
+    tests = [test["name"] for test in yaml.safe_load(TESTS.read_text())["tests"]]
+    assert [name for name in tests if name.startswith("Hastore")] == names
 
 
 def test_every_metric_of_the_dashboard_exists() -> None:
