@@ -27,6 +27,7 @@ DURATIONS = {
     "10m": "15s",
     "15m": "30s",
     "1h": "10s",
+    "2h": "60s",
     "6h": "30s",
 }
 AHEAD = {"86400": "120"}  # of predict_linear, in seconds

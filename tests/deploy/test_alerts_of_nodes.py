@@ -47,6 +47,10 @@ def test_a_master_that_hangs_and_one_that_is_killed(tmp_path: pathlib.Path) -> N
         assert client.ask(Code.SEND_MESSAGE_V2, SEND, b"no master").code != 0
         client.close()
         prometheus.wait_firing("HastoreForwardsRefused", **of(two))
+        two.kill()
+        prometheus.wait_firing("HastoreNodeDown", instance=two.http)
+        prometheus.wait_firing("HastorePutsRefused", **TEST)  # though no node says so any more
+        two.start("slave")
         one.start("master")
         one.wait_in_sync(2)
         with Producer(group.bootstrap) as producer:
