@@ -94,6 +94,7 @@ def test_every_text_of_the_code_is_on_the_page() -> None:
 def test_every_text_on_the_page_is_in_the_code() -> None:
     gone = [shown for shown, p in PATTERNS.items() if not any(p.fullmatch(o.text) for o in FOUND)]
     assert gone == []
+    assert [shown for shown in SHOWN if len(re.findall("[a-z]", shown)) < 4] == [], "fits all"
 
 
 def test_each_status_of_a_put_is_on_the_page() -> None:

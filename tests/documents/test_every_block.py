@@ -19,7 +19,7 @@ from tests.test_named_commands import PROGRAM
 HERE = pathlib.Path(__file__)
 MODULES = (
     *(f"tests.documents.{path.stem}" for path in HERE.parent.glob("test_*.py") if path != HERE),
-    "tests.spark.test_documents",
+    *("tests.spark.test_documents", "tests.registry.test_documents"),
 )
 MAKES = (
     take("README.md", "make run"),
@@ -40,10 +40,6 @@ PLAYED_WHOLE = {
 PLAYED_ELSEWHERE = {
     ("docs/pipeline.md", "from datetime import UTC"): "tests/spark/test_topics.py",
     ("docs/pipeline-jobs.md", "spark-submit"): "tests/spark/pipeline/test_command.py",
-    ("docs/python-api.md", 'with Producer("zk://'): "tests/registry/test_cluster_clients.py",
-    ("docs/python-api.md", 'with Consumer("orders", "zk://'): (
-        "tests/registry/test_cluster_consumer.py"
-    ),
     ("docs/rocketmq-clients.md", "-Dtls.enable=true"): "tests/interop/test_rocketmq_tls.py",
     ("docs/rocketmq-clients.md", "brokerName = g0"): "tests/interop/test_flips_with_rocketmq.py",
     ("docs/deployment.md", "python3 -m pip wheel"): "tests/spark/cluster/test_cluster.py",

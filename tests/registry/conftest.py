@@ -1,8 +1,11 @@
 """ZooKeeper servers and groups of nodes; all end with their test."""
 
+import contextlib
+
 import pytest
 
 from tests.process.conftest import make_group, pytest_runtest_makereport  # noqa: F401
+from tests.process.harness import Group
 from tests.registry.servers import Servers, registered
 
 SHORT_SESSIONS = "maxSessionTimeout=3000\n"  # a silent server is noticed in 2 s, not in 4
@@ -55,3 +58,16 @@ def pair(make_group, servers):  # noqa: F811
 def mortal_pair(make_group, mortal):  # noqa: F811
     """The same, with a server of the test's own."""
     return registered(make_group(), mortal)
+
+
+@pytest.fixture
+def two_groups(tmp_path, servers):
+    """Two running groups of one cluster, g0 and g1, of one node each."""
+    groups = []
+    with contextlib.ExitStack() as ends:
+        for name in ("g0", "g1"):
+            (tmp_path / name).mkdir()
+            group = Group(tmp_path / name, 1, master_role="ASYNC_MASTER", acks=0)
+            group[1].write(group=name)
+            groups.append(registered(ends.enter_context(group), servers))
+        yield groups

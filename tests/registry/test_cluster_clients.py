@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pathlib
 import subprocess
 import sys
 import threading
@@ -19,22 +18,8 @@ from hastore.addresses import is_cluster_address, parse_cluster_address
 from hastore.client.producer.cluster_producer import ClusterProducer
 from hastore.errors import MessageIllegalError, NotStoredError, UnreachableError, UsageError
 from tests.process.harness import Group, hastore, wait_until
-from tests.registry.servers import registered
 
 LIMIT_S = 120.0
-
-
-@pytest.fixture
-def two_groups(tmp_path: pathlib.Path, servers: Any) -> Iterator[list[Group]]:
-    """Two running groups, g0 and g1, of one node each."""
-    groups = []
-    with contextlib.ExitStack() as ends:
-        for name in ("g0", "g1"):
-            (tmp_path / name).mkdir()
-            group = Group(tmp_path / name, 1, master_role="ASYNC_MASTER", acks=0)
-            group[1].write(group=name)
-            groups.append(registered(ends.enter_context(group), servers))
-        yield groups
 
 
 def bodies(group: Group, topic: str) -> list[bytes]:

@@ -801,5 +801,6 @@ class RequestRunner:
         self.outcome = RequestOutcome(request.id, request.command, request.node, outcome, reason)
         if outcome is not None:
             level = logging.INFO if outcome == DONE else logging.WARNING
-            log.log(level, "%s: %s%s", request.text, outcome, f": {reason}" if reason else "")
+            why = f": {reason}" if reason else ""
+            log.log(level, "the request to %s: %s%s", request.text, outcome, why)
             self._file.on_outcome(self.outcome)
