@@ -32,7 +32,7 @@ _PROBLEMS = re.compile(
 )
 _FIELDS = re.compile(
     r"^_?(problem|notice|no_room|failure|failure_reason|blocked_reason|no_reserve|damaged|refused"
-    r"|sync_failed|drop_failure|too_large)$"
+    r"|sync_failed|drop_failure|too_large|uncounted|wrong_text)$"
 )
 # These check a file or a request, or compare queues: only a command or a client is told.
 _OF_FILES = (
