@@ -34,6 +34,11 @@ _FIELDS = re.compile(
     r"^_?(problem|notice|no_room|failure|failure_reason|blocked_reason|no_reserve|damaged|refused"
     r"|sync_failed|drop_failure|too_large|uncounted|wrong_text)$"
 )
+_BETWEEN_NODES = (
+    *("ha/promoter.py", "ha/rules/promotion.py", "ha/rules/following.py", "ha/node/member.py"),
+    *("ha/replica/rewind.py", "dledger/links/identity.py", "dledger/core/election.py"),
+    *("dledger/core/learners.py", "dledger/core/member_state.py", "dledger/driver/requests.py"),
+)
 # These check a file or a request, or compare queues: only a command or a client is told.
 _OF_FILES = (
     *("security/identity.py", "security/identity_editor.py", "security/identity_file.py"),
@@ -196,6 +201,19 @@ def refusals() -> list[Text]:
                 and isinstance(node, (ast.Return, ast.Assign))
                 and (_REFUSING.match(name_of := _function(node, parents)) or not name_of)
             ):
+                found.update(_text(path, each) for each in _texts_in(node))
+    return _worth(found)
+
+
+def between_nodes() -> list[Text]:
+    """Return why a promotion, a promise, a link or a cut is refused by another node, or by this."""
+    found = set()
+    for path in modules(NODE):
+        if path.relative_to(PACKAGE).as_posix() not in _BETWEEN_NODES:
+            continue
+        tree, parents = _tree(path)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Raise, ast.Return)) and _function(node, parents) != "data":
                 found.update(_text(path, each) for each in _texts_in(node))
     return _worth(found)
 

@@ -76,7 +76,7 @@ PATTERNS = {shown: pattern(shown) for shown in SHOWN}
 FOUND: list[Text] = sorted(
     {
         *error_texts.logged(NODE), *error_texts.logged(CLIENT),
-        *error_texts.problems(), *error_texts.refusals(),
+        *error_texts.problems(), *error_texts.refusals(), *error_texts.between_nodes(),
     }
 )  # fmt: skip
 
