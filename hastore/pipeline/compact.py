@@ -31,7 +31,7 @@ from pyspark.sql import functions as f
 
 from hastore.client import Admin
 from hastore.client.connections.bootstrap import parse_bootstrap
-from hastore.errors import UsageError
+from hastore.errors import StoreFullError, UsageError
 from hastore.pipeline.parquet_files import TASK_BYTES, parquet_writer, record_sizes, row_groups
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import (
@@ -47,6 +47,7 @@ from hastore.pipeline.target import (
     Target,
     check_compression,
     escape,
+    needs_room,
     spark_path,
     sync_file,
 )
@@ -148,7 +149,11 @@ def compact_with(
             )
             progress.keep(f"{opened.path} is as it was before")
             if ranges or not opened.number:
-                _rewrite(start(), opened, where, backend, ranges, positions, options, progress)
+                spark = start()
+                try:
+                    _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
+                except StoreFullError as full:
+                    raise StoreFullError(f"{full}. The target has what it had before") from full
                 published += _publish(start, opened, options, progress)
             files = opened.files()
             state = opened.state
@@ -374,7 +379,14 @@ class RowWriter:
     deletions: bool  # with those that delete a key
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the batches of one task; yield a row for each file. Runs on an executor."""
+        """Write the batches of one task; yield a row for each file. Runs on an executor.
+
+        Raises StoreFullError.
+        """
+        with needs_room(self.target):
+            yield from self._write(batches)
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if not Path(self.target, self.staging).is_dir():
             raise UsageError(
                 f"an executor does not see the target {self.target}: it must be a folder that the "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from hastore.errors import HastoreError, StoreBrokenError, UsageError
-from hastore.pipeline.target import StagedFile, Target
+from hastore.pipeline.target import StagedFile, Target, needs_room
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -60,8 +60,9 @@ class DeltaTarget(Target):
 
         assert not removed, "Delta removes files by its own operations"
         number = self.number + 1
-        self._write_entry(number, state, files, ())
-        self._sync(self._move(files_of(files)))
+        with needs_room(self.path):
+            self._write_entry(number, state, files, ())
+            self._sync(self._move(files_of(files)))
         try:
             self._add(number, files)
         except DeltaError as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from hastore.errors import StoreFullError
 from hastore.pipeline.delta import DeltaTarget
 from hastore.pipeline.export_options import INFER, check_options, shape_of, take_over
 from hastore.pipeline.export_options import ExportOptions as ExportOptions
@@ -137,7 +138,8 @@ def export(
 
     Raises UsageError for wrong arguments and for a target of other columns or in use, and
     PositionLostError if the log was cut after an earlier run, or messages were removed before they
-    were exported. Whatever happens, the target has each message of its committed ranges once.
+    were exported, and StoreFullError, which says how much is exported. Whatever happens, the target
+    has each message of its committed ranges once.
     """
     return export_with(lambda: spark, where, target, options, progress=progress)
 
@@ -283,7 +285,14 @@ def _write_all(
                 if time.monotonic() >= next_commit_s:
                     committed = commit()
                     next_commit_s = time.monotonic() + options.commit_every_s
+        commit()
     except KeyboardInterrupt:
         commit()
         raise
-    commit()
+    except StoreFullError as full:
+        with contextlib.suppress(StoreFullError):
+            commit()  # what is complete needs hardly any room more
+        raise StoreFullError(
+            f"{full}. It continues behind the {sum(run.messages.values()):,} messages that this "
+            "run has exported, which stay"
+        ) from full

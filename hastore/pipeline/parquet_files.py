@@ -27,7 +27,7 @@ from hastore.pipeline.json_columns import JsonColumns
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import MARK_COLUMNS, RecordMark, mark_of
 from hastore.pipeline.running import Start, run_tasks
-from hastore.pipeline.target import StagedFile, Target, escape, sync_file
+from hastore.pipeline.target import StagedFile, Target, escape, needs_room, sync_file
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -143,7 +143,15 @@ class WrittenFiles:
 
 
 def write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece) -> WrittenFiles:
-    """Write the messages of a task. Runs on an executor. Raises the backend's errors."""
+    """Write the messages of a task. Runs on an executor.
+
+    Raises the backend's errors, and StoreFullError.
+    """
+    with needs_room(layout.target):
+        return _write_piece(source, layout, piece)
+
+
+def _write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece) -> WrittenFiles:
     staging = Path(layout.target, layout.staging)
     if not staging.is_dir():
         raise UsageError(
@@ -399,7 +407,12 @@ def small_files(files: Mapping[str, int], file_bytes: int) -> list[Group]:
 
 
 def merge_group(place: MergePlace, group: Group) -> StagedFile:
-    """Write one file with the rows of a group. Runs on an executor."""
+    """Write one file with the rows of a group. Runs on an executor. Raises StoreFullError."""
+    with needs_room(place.target):
+        return _merge_group(place, group)
+
+
+def _merge_group(place: MergePlace, group: Group) -> StagedFile:
     folder = os.path.dirname(group.names[0])
     name = f"part-{uuid.uuid4().hex[:16]}-merged.parquet"
     path = Path(place.target, place.staging, name)

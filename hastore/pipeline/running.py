@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import hastore.errors
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, StoreFullError
 from hastore.pipeline.progress import JobProgress
 from hastore.spark.registering import register
 from hastore.spark.session import end_jvm, end_session, local_session
@@ -98,6 +98,9 @@ _WORKER_ENDED = re.compile(
     r"Python worker exited unexpectedly|"
     r"java\.net\.SocketException: [^\n]*(?:\n[^\n]+)*?api\.python\."
 )
+
+
+_DISK_FULL = re.compile("No space left on device|Disk quota exceeded")
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,12 @@ def explain(name: str, error: BaseException) -> BaseException:
             f"{name}: a Python worker ended unexpectedly. Most often the machine or the container "
             "was out of memory, and the kernel killed it (see dmesg): run fewer tasks at a time "
             "(--master local[1]; on a cluster a lower spark.executor.cores), or add memory"
+        )
+    if _DISK_FULL.search(text):
+        return StoreFullError(
+            f"{name}: no room is left on a disk that Spark writes to; free space where the target "
+            "and Spark's temporary files are (/tmp, or --conf spark.local.dir=DIR), and run the "
+            "same command again"
         )
     first = text.strip().splitlines()[:1] or [type(error).__name__]
     return HastoreError(f"{name}: Spark failed: {(python or causes[-1:] or first)[0]}")

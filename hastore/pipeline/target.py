@@ -20,12 +20,13 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hastore.errors import StoreBrokenError, UsageError
+from hastore.errors import StoreBrokenError, StoreFullError, UsageError
+from hastore.fs.filesystem import NO_ROOM
 from hastore.fs.private_files import UMASK_MODE, open_fresh
 
 COMPRESSIONS = ("snappy", "zstd", "lz4", "gzip", "none")  # of the files
@@ -73,11 +74,13 @@ class Target:
     def __enter__(self) -> Self:
         """Lock the target and finish what a run that died has left.
 
-        Raises UsageError if another run has the lock or the target is not one of this job.
+        Raises UsageError if another run has the lock or the target is not one of this job, and
+        StoreFullError.
         """
-        self._create()
         try:
-            self._recover()
+            with needs_room(self.path):
+                self._create()
+                self._recover()
         except BaseException:
             self._unlock()
             raise
@@ -123,12 +126,14 @@ class Target:
         """Make files visible and remove others, as one step that no crash divides.
 
         When this returns, the commit is durable. `state` is what the next run finds as `state`.
+        Raises StoreFullError; then the commit may have taken place.
         """
         number = self.number + 1
         self._unapplied = number
-        entry = self._write_entry(number, state, files, removed)  # the commit
-        self.number, self.state = number, dict(state)
-        self._apply(entry)
+        with needs_room(self.path):
+            entry = self._write_entry(number, state, files, removed)  # the commit
+            self.number, self.state = number, dict(state)
+            self._apply(entry)
         self._unapplied = 0
 
     def files(self) -> dict[str, int]:
@@ -284,6 +289,23 @@ class Target:
             if folder.exists():
                 for one in (folder, *folder.relative_to(self.path).parents):
                     _sync_folder(self.path / one)
+
+
+@contextlib.contextmanager
+def needs_room(target: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn the OSError of a full disk, or of a quota, into a StoreFullError that names the target.
+
+    In a task, Spark hands that to the driver as it is.
+    """
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno not in NO_ROOM:
+            raise
+        raise StoreFullError(
+            f"{os.fspath(target)}: no room is left on its file system "
+            f"({os.strerror(failure.errno)}); free space there, and run the same command again"
+        ) from failure
 
 
 def check_compression(name: str) -> None:
