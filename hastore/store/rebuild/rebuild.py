@@ -49,7 +49,7 @@ from hastore.store.rebuild.layout import (
     Steps,
     disk_errors,
 )
-from hastore.store.rebuild.source import Log, fingerprint, join, open_log, ranges
+from hastore.store.rebuild.source import Log, fingerprint, join, open_log, ranges, used_end
 from hastore.store.rebuild.write import (
     BucketResult,
     BucketTask,
@@ -284,14 +284,16 @@ class Rebuild:
                 result = Piece(fs, task.piece).result
                 if result.start == task.start:
                     results[number] = result
-        how.steps.begin("reading the log", sum(task.end - task.start for task in tasks), "bytes")
-        how.steps.advance(sum(tasks[number].end - tasks[number].start for number in results))
+        end = used_end(fs, log)
+        used = [max(0, min(task.end, end) - task.start) for task in tasks]
+        how.steps.begin("reading the log", sum(used), "bytes")
+        how.steps.advance(sum(used[number] for number in results))
         numbers = {task.start: number for number, task in enumerate(tasks)}
         missing = [task for number, task in enumerate(tasks) if number not in results]
         extract = partial(extract_range, fs=fs)
         for task, result in self._how.runner("read the log", extract, missing):
             results[numbers[task.start]] = result
-            self._how.steps.advance(task.end - task.start)
+            self._how.steps.advance(used[numbers[task.start]])
         return join(log, tasks, [results[number] for number in range(len(tasks))], extract)
 
     # -- the second step ---------------------------------------------------------------------------

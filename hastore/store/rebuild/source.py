@@ -77,6 +77,21 @@ def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
         return Log(root, tuple(found), first, limit, limits, clean, files.ledger is not None)
 
 
+def used_end(fs: FileSystem, log: Log) -> int:
+    """Return about where the log's bytes end, for a count of the work: files are preallocated.
+
+    Damage in the log may hide what follows.
+    """
+    if not log.files:
+        return log.first
+    if log.limits is not None:
+        end = log.limits.record_end
+    else:
+        with contextlib.closing(LogFiles(log.root, fs)) as files:
+            end = files.whole_end()
+    return max(log.first, min(end, log.limit, log.files[-1].end))
+
+
 def fingerprint(fs: FileSystem, log: Log) -> list[object]:
     """Return what shows whether a log is still the one that was read, as a JSON value."""
     probes = []

@@ -9,16 +9,17 @@ SIZES = Sizes(UNITS, SLOTS, ENTRIES)
 
 
 class Quiet:
-    """Shows nothing."""
+    """Shows nothing; `steps` has the total and the sum of the units of each step."""
 
     def __init__(self):
         self.kept = ""
+        self.steps = {}
 
     def begin(self, text, total, unit):
-        pass
+        self._step = self.steps[text] = [total, 0]
 
     def advance(self, amount):
-        pass
+        self._step[1] += amount
 
     def keep(self, text):
         self.kept = text

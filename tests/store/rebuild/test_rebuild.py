@@ -71,6 +71,23 @@ def test_random_logs(chance, tmp_path, monkeypatch):
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.parametrize("range_bytes", [9_000, 1 << 30])
+def test_the_progress_counts_what_is_used_of_a_preallocated_file(tmp_path, range_bytes):
+    """In a RocketMQ store its last whole record ends it, in one of hastore the limits page."""
+    log = MemoryLog(file_size=1 << 20)
+    fill(log, 50)
+    write_log(tmp_path / "store", log)
+    (tmp_path / "store" / "commitlog" / f"{1 << 20:020}").write_bytes(bytes(1 << 20))
+    way = how(range_bytes=range_bytes)
+    rebuild_to(REAL, str(tmp_path / "store"), str(tmp_path / "new"), SIZES, way)
+    assert way.steps.steps["reading the log"] == [log.max_offset, log.max_offset]
+    with opened(tmp_path / "own") as store:
+        put(store, *map(message, range(20)))
+        end = store.max_offset
+    rebuild_to(REAL, str(tmp_path / "own"), str(tmp_path / "new2"), SIZES, way)
+    assert way.steps.steps["reading the log"] == [end, end]
+
+
 @pytest.mark.parametrize(("name", "end"), [("three-files", 167944), ("variants", 18770)])
 def test_rocketmqs_own_files(name, end, tmp_path):
     built = rebuild_to(REAL, str(GOLDEN / name), str(tmp_path), SIZES, how())
