@@ -1,5 +1,6 @@
 """`hastore pipeline audit`: compare two stores or nodes by digest."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hastore.pipeline.audit.sides import Extent
 
 _VALUE_MAX = 48  # characters of a value in the table
+_BEFORE = 16  # of them before the place where two long values differ
 
 
 @click.command("audit", short_help="Compare two stores or nodes, range by range, by digest.")
@@ -151,9 +153,9 @@ def _show_first(first: "Difference") -> None:
     ]
     for name in [*a.fields, *(name for name in b.fields if name not in a.fields)]:
         mark = "*" if name in first.differing else ""
-        rows.append([mark, name, _value(name, a.fields), _value(name, b.fields)])
+        rows.append([mark, name, *side_by_side(_value(name, a.fields), _value(name, b.fields))])
     mark = "*" if "body" in first.differing else ""
-    rows.append([mark, "body", _text(a.body_base64), _text(b.body_base64)])
+    rows.append([mark, "body", *_bodies(a.body_base64, b.body_base64)])
     rows.append(["*", f"from {first.byte}", *first.values])
     for line in fitting_table(["", "field", "A", "B"], rows, keep=4, width=None):
         print_text(line)
@@ -167,16 +169,43 @@ def _value(name: str, fields: dict[str, Any]) -> str:
         return f"{value:08x}"
     if name == "properties":
         value = " ".join(f"{key}={text}" for key, text in value)
-    return _short(str(value))
+    return str(value)
 
 
-def _text(body_base64: str) -> str:
+def _bodies(a_base64: str, b_base64: str) -> tuple[str, str]:
+    """Return the texts of two bodies around the first byte that differs."""
     import base64
 
-    body = base64.b64decode(body_base64)
-    return _short(body[: 4 * _VALUE_MAX].decode("utf-8", "backslashreplace"))
+    a, b = base64.b64decode(a_base64), base64.b64decode(b_base64)
+    start = max(0, _difference(a, b) - 4 * _VALUE_MAX)
+    for _ in range(3):  # back to the first byte of a character
+        if start and 0x80 <= a[start] < 0xC0:
+            start -= 1
+    parts = (body[start : start + 8 * _VALUE_MAX] for body in (a, b))
+    texts = (part.decode("utf-8", "backslashreplace") for part in parts)
+    return side_by_side(*texts, cut=start > 0)
 
 
-def _short(text: str) -> str:
-    shown = "".join(each if each.isprintable() else "." for each in text)
+def _difference(a: Sequence[object], b: Sequence[object]) -> int:
+    """Return the first place at which two values differ; 0 if they are equal."""
+    if a == b:
+        return 0
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(a), len(b)))
+
+
+def side_by_side(a: str, b: str, *, cut: bool = False) -> tuple[str, str]:
+    """Return two values as the table shows them: long ones around the place where they differ.
+
+    `cut` says that more precedes them.
+    """
+    at = _difference(a, b)
+    start = at - _BEFORE if at > _VALUE_MAX - _BEFORE else 0
+    return _short(a, start, cut), _short(b, start, cut)
+
+
+def _short(text: str, start: int, cut: bool) -> str:
+    shown = "".join(each if each.isprintable() else "." for each in text[start:])
+    if start or cut:
+        shown = "..." + shown
     return shown if len(shown) <= _VALUE_MAX else shown[: _VALUE_MAX - 3] + "..."
