@@ -79,12 +79,7 @@ class PathBackend(_Folder):
         self._fail_on_data_loss = fail_on_data_loss
 
     def __enter__(self) -> Self:
-        if not os.path.isdir(self.where):
-            raise StoreError(
-                f"there is no directory {self.where} on {socket.gethostname()}; a path must lead "
-                "to the store on the driver and on every executor; otherwise read from nodes: set "
-                "'hastore.bootstrap.servers' instead"
-            )
+        _check_folder(self.where)
         try:
             os.scandir(self.where).close()
             self._opened = StoreReader(self.where)
@@ -298,6 +293,18 @@ def _tagged(units: QueueUnits, codes: frozenset[int]) -> Bools:
     return found
 
 
+def _check_folder(path: str) -> None:
+    """Raise StoreError if there is no folder; with Spark Connect the machine may be another one."""
+    if os.path.isdir(path):
+        return
+    relative = "" if os.path.isabs(path) else f" ({path!r} in Spark's working directory there)"
+    raise StoreError(
+        f"there is no directory {os.path.abspath(path)} on {socket.gethostname()}{relative}; a path "
+        "must lead to the store on the driver and on every executor; otherwise read from nodes: "
+        "set 'hastore.bootstrap.servers' instead"
+    )
+
+
 def _not_readable(error: PermissionError) -> StoreError:
     return StoreError(
         f"{error.filename} is not readable on {socket.gethostname()} for the user of Spark's "
@@ -417,6 +424,7 @@ class PathHead(_Folder):
 
     def __init__(self, path: str) -> None:
         """Open the store; raises StoreError when there is none."""
+        _check_folder(path)
         super().__init__(path, StoreReader(path))
         self._token: Entries | None = None
 

@@ -12,7 +12,7 @@ from hastore.spark.arrow.schema import log_schema, project, source_schema
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, split_log
 from hastore.spark.read import stores
-from hastore.spark.read.stores import PathBackend
+from hastore.spark.read.stores import PathBackend, PathHead
 from hastore.store.derived.consume_queue import BATCH_UNIT
 from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store
@@ -197,3 +197,18 @@ def test_the_store_of_rocketmq_on_dledger_is_read_by_queue_and_by_log(tmp_path):
     for start in (1, 550, 32_501, 32_768):
         part = [row["physicalOffset"] for row in read_log(path, start, start + 9_000, 39643)]
         assert part == [at for at in sorted(expected) if start <= at - 48 < start + 9_000]
+
+
+@pytest.mark.parametrize("opened", [lambda path: PathBackend(path, True).__enter__(), PathHead])
+def test_a_path_that_is_not_there_is_named_with_its_machine(opened, tmp_path, monkeypatch):
+    """With Spark Connect a relative path begins at the server, and may exist where the user is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stores.socket, "gethostname", lambda: "driver-7")
+    place = tmp_path / "data" / "node2"
+    expected = (
+        f"no directory {place} on driver-7 \\('data/node2' in Spark's working directory there"
+    )
+    with pytest.raises(StoreError, match=expected):
+        opened("data/node2")
+    with pytest.raises(StoreError, match=f"there is no directory {place} on driver-7; a path must"):
+        opened(str(place))
