@@ -416,7 +416,8 @@ class RowWriter:
 
     def choose(self, table: pa.Table, changes: bool) -> pa.Table:
         """Return the rows that stay, or the changes."""
-        chosen = pc.or_(pc.greater(pc.binary_length(table["value"]), 0), pc.is_null(table["key"]))
+        filled = pc.greater(pc.fill_null(pc.binary_length(table["value"]), 0), 0)
+        chosen = pc.or_(filled, pc.is_null(table["key"]))
         if changes:
             chosen = table[FRESH] if self.deletions else pc.and_(chosen, table[FRESH])
         return table.filter(chosen).drop_columns([FRESH])

@@ -98,7 +98,8 @@ def infer_schema(
         end = min(span.end, span.start + SAMPLE)
         sample = QueueRange(*key, span.start, end, backend.limit_offset())
         for batch in backend.read_queue(sample, BatchBuilder(projection_of([Column.VALUE]))):
-            bodies += [body.decode("utf-8", "replace") for body in batch.column(0).to_pylist()]
+            values = batch.column(0).drop_null().to_pylist()
+            bodies += [body.decode("utf-8", "replace") for body in values]
     frame = spark.createDataFrame([(body,) for body in bodies], "value string")
     lines = frame.rdd.map(lambda row: row[0])
     schema = spark.read.option("mode", "DROPMALFORMED").json(lines).schema
@@ -123,12 +124,16 @@ class JsonColumns:
         arrow = to_arrow_schema(schema.toNullable(), timezone="UTC")
         self.schema: pa.Schema = arrow.append(pa.field(CORRUPT, pa.binary()))
 
-    def decode(self, bodies: Sequence[bytes]) -> list[pa.Array]:
-        """Return an array for each column of `schema`."""
+    def decode(self, bodies: Sequence[bytes | None]) -> list[pa.Array]:
+        """Return an array for each column of `schema`; all are null where the body is."""
         rows: list[Any] = []
         corrupt: list[bytes | None] = []
         decode = self._decoder.decode
         for body in bodies:
+            if body is None:
+                rows.append(None)
+                corrupt.append(None)
+                continue
             try:
                 rows.append(decode(body))
                 corrupt.append(None)

@@ -3,10 +3,11 @@
 import random
 import shutil
 
+import pyarrow as pa
 import pytest
 
 from hastore.errors import CorruptRecordError, UsageError
-from hastore.pipeline.compact import CompactOptions, Destination, compact
+from hastore.pipeline.compact import FRESH, CompactOptions, Destination, RowWriter, compact
 from hastore.pipeline.target import Target, spark_path
 from hastore.pipeline.where import Where
 from hastore.spark.read.stores import PathBackend
@@ -45,6 +46,15 @@ def model(messages):
         else:
             last[fields["properties"][5:-1]] = fields["body"]
     return {key: body for key, body in last.items() if body}, sorted(others)
+
+
+def test_a_null_value_deletes_its_key_as_an_empty_body_does():
+    rows = [("a", b"1"), ("b", None), ("c", b""), (None, None), (None, b"")]
+    key, value = zip(*rows, strict=True)
+    table = pa.table({"key": key, "value": value, FRESH: [True, False, True, True, True]})
+    writer = RowWriter("t", "s", "zstd", changes=True, deletions=True)
+    assert writer.choose(table, False)["key"].to_pylist() == ["a", None, None]
+    assert writer.choose(table, True)["key"].to_pylist() == ["a", "c", None, None]
 
 
 def compacted(spark, target):
