@@ -120,6 +120,11 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self._property(b"TAGS")
 
     @property
+    def is_null(self) -> bool:
+        """Whether the value is null, as of a row that Spark wrote; `body` is empty then."""
+        return not self.raw_body and self._property(b"HS_NULL") is not None
+
+    @property
     def properties(self) -> dict[str, str]:
         """All properties. A name that occurs twice has its last value."""
         return dict(decode_properties(self._raw_properties()))

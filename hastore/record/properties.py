@@ -22,7 +22,9 @@ VALUE_END = "\x02"
 MAX_CREATED_TOPIC = 127  # characters in the name of a topic that a client creates
 # Names that hastore sets in a message besides the user's own: its producers, and the master that
 # delivers a delayed message.
-PRODUCER_PROPERTIES = frozenset(("KEYS", "TAGS", "HS_PID", "HS_SEQ", "HS_DELAYED"))
+PRODUCER_PROPERTIES = frozenset(("KEYS", "TAGS", "HS_PID", "HS_SEQ", "HS_DELAYED", "HS_NULL"))
+# Of a message with an empty body: its value is null, as Kafka's tombstones, and not empty.
+NULL = "HS_NULL"
 # Names that RocketMQ's clients and brokers use: those that RocketMQ 5.3.3 refuses in a user's
 # properties (MessageConst.STRING_HASH_SET), and those that it sets all the same.
 ROCKETMQ_PROPERTIES = frozenset(
@@ -149,9 +151,11 @@ def inner_count(raw: bytes) -> int:
 def check_topic(topic: str) -> None:
     """Raise MessageIllegalError, which states the rule, if a client may not create this topic."""
     if not _TOPIC.fullmatch(topic):
+        dots = ", and no dots as in Kafka's: write - or _ for a dot" if "." in topic else ""
         shown = topic if len(topic) <= 40 else topic[:40] + "..."
         raise MessageIllegalError(
             f"topic {shown!r}: 1 to {MAX_CREATED_TOPIC} characters of A-Za-z0-9_%|- are allowed"
+            + dots
         )
 
 

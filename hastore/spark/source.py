@@ -56,13 +56,17 @@ class HastoreDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns.
 
-        Raises UsageError for wrong options, so that `load()` already reports them.
+        Raises UsageError for wrong options and unknown topics, so that `load()` already reports
+        them. Spark does not call this if the user gives a schema, nor does it say whether the query
+        is a stream.
         """
         from hastore.spark.arrow.schema import log_schema, source_schema
         from hastore.spark.options.source_options import Mode, parse_either
+        from hastore.spark.read.planning import check_topics
 
         with short_errors():
             options = parse_either(self.options, session_zone())
+            check_topics(options)
         if options.mode is Mode.LOG:
             return log_schema()
         return source_schema(

@@ -30,6 +30,7 @@ def read_topic(
     columns: Sequence[str] | None = None,
     headers: bool = False,
     metadata: bool = False,
+    stream: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> "DataFrame":
     """Return the messages of a topic, or of several, as a DataFrame; registers the format.
@@ -38,9 +39,11 @@ def read_topic(
     needed. `start` and `end` are moments, or offsets by queue of a single topic; the end is
     exclusive. Without them all messages are read that are readable when the query starts. A moment
     without a time zone is in the session's. `columns` are the only ones to be read, in this order;
-    without it `headers` and `metadata` add theirs to Kafka's. `options` are further options of the
-    source. Raises UsageError for arguments that contradict each other, and Spark's
-    AnalysisException, with the source's own sentence, for wrong options.
+    without it `headers` and `metadata` add theirs to Kafka's. With `stream` the DataFrame is a
+    stream, which begins at the end unless `start` says otherwise. `options` are further options of
+    the source. Raises UsageError for arguments that contradict each other and for wrong options of
+    a stream, and Spark's AnalysisException, with the source's own sentence, for wrong options of a
+    batch read.
     """
     zone = str(spark.conf.get(ZONE))
     if _registered.get(spark) != zone:
@@ -54,14 +57,20 @@ def read_topic(
         **_where(path, servers),
         **(options or {}),
     }
-    reader = spark.read.format("hastore")
+    reader: Any = spark.readStream if stream else spark.read
+    reader = reader.format("hastore")
+    if stream:  # Spark would not tell the source before the query runs that it is one
+        from hastore.spark.options.source_options import parse_stream_options
+
+        parse_stream_options(given, zone)
     if columns is not None:
         if headers or metadata:
             raise UsageError("headers and metadata add columns; name them in `columns` instead")
         reader = reader.schema(_ddl(columns))
     elif headers or metadata:
         given |= {"includeHeaders": str(headers), "includeMetadata": str(metadata)}
-    return reader.options(**given).load()
+    frame: DataFrame = reader.options(**given).load()
+    return frame
 
 
 def _where(

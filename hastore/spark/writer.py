@@ -1,5 +1,6 @@
 """The classes that Spark calls to write: made on the driver, pickled, and run in tasks."""
 
+import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +15,19 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from hastore.errors import ClientError, UsageError
-from hastore.spark.sink.options import check_append, check_columns, parse_sink_options
+from hastore.spark.sink.options import (
+    check_append,
+    check_columns,
+    ignored_columns,
+    parse_sink_options,
+)
 from hastore.spark.sink.records import batch_task, stream_task
 from hastore.spark.worker import short_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+LOGGER = logging.getLogger(__name__)
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -40,7 +48,10 @@ class HastoreWriter(DataSourceArrowWriter):
 
         check_append(overwrite, streaming=False)
         self._options = parse_sink_options(options, streaming=False)
-        self._columns = check_columns(schema, self._options.topic)
+        self._columns = check_columns(schema, self._options.topic, self._options.default_topic)
+        ignored = ignored_columns(schema)
+        if ignored is not None:
+            LOGGER.warning("%s", ignored)
         self._write_id = self._options.write_id or uuid.uuid4().hex
         check_nodes(self._options)
 
@@ -61,7 +72,8 @@ class HastoreStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
         check_append(overwrite, streaming=True)
         self._options = parse_sink_options(options, streaming=True)
-        self._columns = check_columns(schema, self._options.topic)
+        self._columns = check_columns(schema, self._options.topic, self._options.default_topic)
+        self._ignored = ignored_columns(schema)
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> RowsWritten:
         """Write the rows of one partition of a batch; returns when all are confirmed."""
@@ -76,6 +88,8 @@ class HastoreStreamWriter(DataSourceStreamArrowWriter):
                     f"Spark did not tell the task its query and batch ({_QUERY_ID}, {_BATCH_ID}); "
                     "without them a repeated task would write its rows twice"
                 )
+            if self._ignored is not None and int(batch) == partition == 0:  # once a query
+                LOGGER.warning("%s", self._ignored)
             identity = stream_task(query, int(batch), partition)
             rows = write_task(
                 self._options, self._columns, identity, partition, iterator,

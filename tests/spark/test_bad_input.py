@@ -6,18 +6,16 @@ The classes are called as Spark calls them, without Spark: that takes millisecon
 import os
 import shutil
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from hastore.client.consumer.admin import Admin
 from hastore.errors import HastoreError
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import MAX_TASKS, split_log, split_queues
-from hastore.spark.read import servers
+from hastore.spark.source import HastoreDataSource
 from tests.spark.direct import batches
 from tests.spark.stores import numbered, write_store
 
@@ -135,13 +133,46 @@ def test_a_wrong_option_is_named_with_what_is_accepted(stores, options, text):
         ("nonsense", "option 'hastore.bootstrap.servers': expected tcp://HOST:PORT"),
         ("h:99999", "option 'hastore.bootstrap.servers': expected tcp://HOST:PORT"),
         (" , ", "option 'hastore.bootstrap.servers' is empty; name at least one node"),
-        ("127.0.0.1:1", "no answer from .*127.0.0.1:1.*reach the nodes' API ports"),
+        ("127.0.0.1:1", "0.2 s.*no answer from .*127.0.0.1:1.*reach the nodes' API ports"),
     ],
 )
-def test_servers_that_are_none_are_named(monkeypatch, named, text):
-    monkeypatch.setattr(servers, "Admin", partial(Admin, timeout_s=0.5))  # for an answer
+def test_servers_that_are_none_are_named(named, text):
     with pytest.raises(HastoreError, match=text):
-        rows(None, **{SERVERS: named})
+        rows(None, **{SERVERS: named, "retryTimeout": "200ms"})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"subscribe": "tt"}, "there is no topic 'tt'.*did you mean 't'"),
+        ({"subscribe": "orders.eu"}, "no topic 'orders.eu'.*RocketMQ's topic names have no dots"),
+        (ASSIGN | {"assign": '{"t":[7]}'}, "has no partition 7"),
+        ({"path": "/nonexistent"}, "there is no directory /nonexistent"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be positive"),
+        ({"maxTriggerDelay": "soon"}, "'maxTriggerDelay' is 'soon'"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "less than or equal"),
+    ],
+)
+def test_what_is_wrong_for_batches_and_streams_is_refused_by_load(stores, options, text):
+    given = {"path": str(stores / "good"), "subscribe": "t"} | options
+    source = HastoreDataSource({name: value for name, value in given.items() if value is not None})
+    with pytest.raises(HastoreError, match=text):
+        source.schema()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subscribePattern": "later"},
+        {"subscribe": "gone", "failOnDataLoss": "false"},
+        {"topic": "new", "acks": "all"},  # a write may create it
+        {"subscribe": "t", "topic": "other", "writeId": "w"},
+        {SERVERS.replace("__", "."): "127.0.0.1:1", "subscribe": "t", "retryTimeout": "50ms"},
+    ],
+)
+def test_load_does_not_refuse_what_may_come_later(stores, options):
+    path = {} if SERVERS.replace("__", ".") in options else {"path": str(stores / "good")}
+    assert HastoreDataSource(path | options).schema().fieldNames()[0] == "key"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +205,13 @@ def test_a_store_that_is_none_or_damaged_is_never_read_in_silence(stores, name, 
         ("new", {"subscribe": None, "subscribePattern": ".*"}, 0),
         ("short", {"failOnDataLoss": "false"}, COUNT - 5),
         ("good", {"startingOffsets": '{"t":{"0":0,"1":51}}', "failOnDataLoss": "false"}, 50),
+        (
+            "good",
+            {"startingOffsets": '{"t":{"0":7,"1":7}}', "endingOffsets": '{"t":{"0":7,"1":9}}'},
+            2,
+        ),
+        ("good", {"endingOffsets": '{"t":{"0":0,"1":0}}'}, 0),
+        ("good", {"topic": "t", "subscribe": None}, COUNT),
         ("good", {"maxRecordsPerPartition": "9" * 18}, COUNT),
         ("good", {"minPartitions": "9" * 18}, COUNT),
     ],

@@ -112,8 +112,9 @@ def test_a_table_with_declared_columns_is_refused_when_it_is_read(spark):
     # Spark does not call the source when it creates such a table, and later passes no options.
     spark.sql(f"CREATE TABLE own (value BINARY) USING hastore OPTIONS (path '{THREE_FILES}')")
     try:
-        with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW name USING hastore"):
-            spark.sql("SELECT * FROM own").collect()
+        for query in ("SELECT * FROM own", "INSERT INTO own SELECT CAST('a' AS BINARY)"):
+            with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW name USING has"):
+                spark.sql(query).collect()
     finally:
         spark.sql("DROP TABLE own")
 
@@ -163,22 +164,22 @@ def test_mode_log_returns_every_record(spark):
         ({"subscribe": "TopicA", "startingOfsets": "earliest"}, "did you mean 'startingOffsets'?"),
         ({}, "One of the following options must be specified"),
         ({"subscribe": "TopicA", "endingOffsets": "earliest"}, "ending offset can't be earliest"),
+        ({"subscribe": "topicA"}, "did you mean 'TopicA'?"),
+        ({"assign": '{"TopicA":[9]}'}, "has no partition 9"),
+        ({"subscribe": "a", "path": "/nonexistent"}, "there is no directory /nonexistent"),
     ],
 )
 def test_a_wrong_option_is_reported_by_load(spark, options, text):
     with pytest.raises(PySparkException) as caught:
-        load(spark, **options)
+        load(spark, **{"path": THREE_FILES, **options})
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("path", "options", "text"),
     [
-        (THREE_FILES, {"subscribe": "topicA"}, "did you mean 'TopicA'?"),
         # Only now it is known that this is not a stream.
         (THREE_FILES, {"subscribe": "TopicA", "startingOffsets": "latest"}, "can't be latest for"),
-        (THREE_FILES, {"assign": '{"TopicA":[9]}'}, "has no partition 9"),
-        ("/nonexistent", {"subscribe": "a"}, "there is no directory /nonexistent"),
         (
             THREE_FILES,
             {"assign": '{"TopicA":[0]}', "startingOffsets": '{"TopicA":{"0":101}}'},

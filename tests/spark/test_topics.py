@@ -29,6 +29,19 @@ def test_a_topic_is_read_whole(spark, store):
     assert frame.count() == 100
 
 
+def test_a_stream_is_followed_and_its_wrong_options_are_refused_by_the_call(spark, store):
+    frame = read_topic(spark, "flights", path=store, stream=True, columns=["offset"])
+    assert frame.isStreaming and frame.columns == ["offset"]
+    end = datetime.fromtimestamp(95, UTC)
+    for wrong, text in (
+        ({"end": end}, "ending timestamp not valid in streaming queries"),
+        ({"options": {"pushFilters": "true"}}, "pushFilters is for batch queries"),
+        ({"options": {"maxOffsetsPerTrigger": "0"}}, "maxOffsetsPerTrigger must be positive"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            read_topic(spark, "flights", path=store, stream=True, columns=["offset"], **wrong)
+
+
 def test_columns_are_the_projection_in_their_order(spark, store):
     frame = read_topic(spark, ["flights"], path=store, columns=["offset", "value", "headers"])
     assert frame.columns == ["offset", "value", "headers"]

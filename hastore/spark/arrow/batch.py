@@ -14,6 +14,7 @@ from hastore.record import compression
 from hastore.record.codec import Host
 from hastore.record.layout import FLAG_COMPRESSED
 from hastore.record.message_filter import MessageFilter
+from hastore.record.properties import NULL
 from hastore.spark.arrow.record_fields import (
     Bools,
     Ints,
@@ -221,6 +222,21 @@ class _Batch:
         return slice_values(self._buffer, fields.body_starts, fields.body_ends, pa.binary())
 
     def _values(self, kind: pa.DataType) -> pa.Array:
+        nulls = self._nulls()
+        values = self._texts(kind)
+        return values if nulls is None else pc.if_else(nulls, pa.scalar(None, kind), values)
+
+    def _nulls(self) -> pa.Array | None:
+        """Return which messages have the value null; None if there is no empty body at all."""
+        fields = self._fields
+        empty = fields.body_ends == fields.body_starts
+        if not empty.any():
+            return None
+        marks = self._properties.values(NULL.encode(), pa.binary())
+        return pc.and_(pa.array(empty), marks.is_valid())
+
+    def _texts(self, kind: pa.DataType) -> pa.Array:
+        """Return the bodies, decompressed unless the option says otherwise."""
         fields = self._fields
         packed = (fields.sys_flags & FLAG_COMPRESSED) != 0
         if not self._decompress or not packed.any():

@@ -111,7 +111,7 @@ LOG_COLUMNS = (
     Column.BODY_CRC,
     Column.RECORD,
 )
-NULLABLE_COLUMNS = frozenset({Column.KEY, Column.HEADERS, Column.TAGS})
+NULLABLE_COLUMNS = frozenset({Column.KEY, Column.VALUE, Column.HEADERS, Column.TAGS})
 
 _BY_LOWER_NAME = {column.value.lower(): column for column in Column}
 

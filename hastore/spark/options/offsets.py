@@ -333,9 +333,15 @@ class Limits:
                     )
                 start = there.end
             end = there.end if end is None else end
+            by_offset = isinstance(self.start, OffsetsByPartition)
+            if end == start or (end < start and not by_offset):
+                # It asks for nothing, wherever that is; so nothing can be missing.
+                start = min(max(start, there.start), there.end)
+                result[key] = OffsetRange(start, start)
+                continue
             start = self._keep_within(key, "starting", start, there)
             end = self._keep_within(key, "ending", end, there)
-            if start > end and isinstance(self.start, OffsetsByPartition):
+            if start > end and by_offset:
                 raise UsageError(
                     f"the starting offset {start} of {key} is beyond its ending offset {end}"
                 )

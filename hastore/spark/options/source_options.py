@@ -17,6 +17,7 @@ from hastore.errors import UsageError
 from hastore.record.message_filter import MessageFilter, make_filter
 from hastore.spark.options.durations import (
     DEFAULT_PATIENCE,
+    DELIVERY_TIMEOUT,
     RETRY_TIMEOUT,
     Patience,
     parse_duration,
@@ -44,6 +45,9 @@ SECURITY = "hastore.security.file"
 PATH = "path"
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
 STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+TOPIC = "topic"
+# Of the sink. A view in SQL has one set of options, and is read and written.
+SINK_ONLY = (TOPIC, "acks", "syncFlush", DELIVERY_TIMEOUT, "idempotent", "writeId")
 _KNOWN = (
     BOOTSTRAP,
     SECURITY,
@@ -70,12 +74,13 @@ _KNOWN = (
     "pushFilters",
     *STREAM_ONLY,
 )
+SOURCE_OPTIONS = _KNOWN
 _OF_TABLES = "provider"  # Spark sets it when it creates a table
-_NO_TABLES = (
+NO_TABLES = (
     "Spark does not pass a table's options to a Python data source; use CREATE TEMPORARY VIEW name "
-    "USING hastore OPTIONS (...)"
+    "USING hastore OPTIONS (...), which SELECT and INSERT INTO take as a table"
 )
-_BY_LOWER_NAME = {name.lower(): name for name in _KNOWN}
+_BY_LOWER_NAME = {name.lower(): name for name in (*_KNOWN, *SINK_ONLY)}
 _KAFKA_ONLY = frozenset(
     {"groupidprefix", "kafkaconsumer.polltimeoutms", "fetchoffset.numretries"}
     | {"fetchoffset.retryintervalms", "includetimestamp"}
@@ -146,6 +151,7 @@ class SourceOptions:
     tags: str | None = None
     sql: str | None = None
     patience: Patience = DEFAULT_PATIENCE
+    may_be_written: bool = False  # the topic is that of a write, which may create it
 
     @property
     def wanted(self) -> MessageFilter | None:
@@ -169,6 +175,7 @@ def parse_options(
     }
     options |= {name: str(instant.timestamp_ms) for name, instant in instants.items()}
     limits = _parse_stream_limits(options) if stream else _parse_limits(options)
+    _parse_admission(options)  # its errors: `load()` knows no stream from a batch read
     for name in STREAM_ONLY:
         if name in options and not stream:
             LOGGER.warning("%s option ignored in batch queries", name)
@@ -194,13 +201,14 @@ def parse_options(
         tags=options.get("tags"),
         sql=options.get("sql"),
         patience=parse_patience(options, RETRY_TIMEOUT),
+        may_be_written=not any(name in options for name in _STRATEGIES),
     )
 
 
 def spell(raw: Mapping[str, str]) -> dict[str, str]:
     """Return the options under the names that the documentation has. Raises UsageError."""
     if any(given.lower() == _OF_TABLES for given in raw):
-        raise UsageError(f"format 'hastore' does not support tables: {_NO_TABLES}")
+        raise UsageError(f"format 'hastore' does not support tables: {NO_TABLES}")
     options = {}
     for given, value in raw.items():
         lower = given.lower()
@@ -260,7 +268,7 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
         raise UsageError(
             f"{which} of the options {PATH!r} (a store's directory) and {BOOTSTRAP!r} "
             "(addresses of running nodes) must be specified for format 'hastore'"
-            + ("" if options else f"; if this is a table: {_NO_TABLES}")
+            + ("" if options else f"; if this is a table: {NO_TABLES}")
         )
     if PATH in options:
         path = options[PATH]
@@ -280,6 +288,8 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
 
 def _parse_strategy(options: Mapping[str, str]) -> Strategy:
     given = [name for name in _STRATEGIES if name in options]
+    if not given and TOPIC in options:
+        return Subscribe((options[TOPIC].strip(),))
     if len(given) != 1:
         which = (
             "Only one of the following options can"
@@ -433,7 +443,10 @@ def parse_stream_options(raw: Mapping[str, str], session_zone: str | None = None
             "pushFilters is for batch queries: Spark does not tell a stream its filters; remove "
             "it, or use read"
         )
-    options = spell(raw)
+    return StreamOptions(source, _parse_admission(spell(raw)))
+
+
+def _parse_admission(options: Mapping[str, str]) -> Admission:
     most = parse_positive(options, "maxOffsetsPerTrigger")
     least = parse_positive(options, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
@@ -442,7 +455,7 @@ def parse_stream_options(raw: Mapping[str, str], session_zone: str | None = None
             f"maxOffsetsPerTrigger ({most})"
         )
     delay_s = parse_duration("maxTriggerDelay", options.get("maxTriggerDelay", _DEFAULT_DELAY))
-    return StreamOptions(source, Admission(most, least, delay_s))
+    return Admission(most, least, delay_s)
 
 
 def parse_either(raw: Mapping[str, str], session_zone: str | None = None) -> SourceOptions:

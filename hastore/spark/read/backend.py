@@ -56,8 +56,8 @@ class Backend(Listing, Protocol):
         """Return the physical offset at which the tasks stop reading; None for running nodes."""
         ...
 
-    def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue with its range of offsets at this moment.
+    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues, of these topics or of all, with their ranges at this moment.
 
         A range from nodes may end beyond the readable offset: see `readable`.
         """

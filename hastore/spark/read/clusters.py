@@ -204,10 +204,10 @@ class ClusterBackend(_OfGroups):
         assert self._groups is not None, "the backend is open"
         return self._groups
 
-    def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue of every group; raises UnreachableError if a group does not answer."""
+    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues of every group; raises UnreachableError if a group does not answer."""
         parts = self._known.parts()
-        return _joined((number, part.available()) for number, part in parts.items())
+        return _joined((number, part.available(topics)) for number, part in parts.items())
 
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]

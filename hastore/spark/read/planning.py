@@ -8,7 +8,7 @@ from dataclasses import replace
 from pyspark.sql.datasource import InputPartition
 
 from hastore.client.connections.bootstrap import cluster_of
-from hastore.errors import UsageError
+from hastore.errors import CorruptRecordError, UnreachableError, UsageError
 from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
@@ -17,6 +17,7 @@ from hastore.spark.read.backend import Backend, Head, Listing
 
 EVERYTHING = WantedMessages()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
+CHECK_S = 2.0  # the most that `load()` waits for a node; the planning waits longer
 _LATEST_MS = 2**62  # for which nodes look
 INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches these
 
@@ -52,6 +53,35 @@ def open_head(options: SourceOptions) -> Head:
     from hastore.spark.read.servers import ServerHead
 
     return ServerHead(options.bootstrap, options.security, options.patience)
+
+
+def check_topics(options: SourceOptions) -> None:
+    """Refuse a topic that does not exist, when `load()` is called, for batch reads and streams.
+
+    Raises UsageError, ForbiddenError, and StoreError for a path that leads to no store. Says
+    nothing if no node answers at once, or if the topic may come later.
+    """
+    if options.may_be_written or not options.limits.fail_on_data_loss:
+        return
+    match options.strategy:
+        case Subscribe(topics):
+            wanted = set(topics)
+        case Assign(partitions):
+            wanted = {key.topic for key in partitions}
+        case _:
+            return
+    seconds = min(CHECK_S, options.patience.first_s)
+    quick = replace(options, patience=replace(options.patience, first_s=seconds, later_s=seconds))
+    try:
+        with open_backend(quick) as backend:
+            there = backend.available(wanted)
+            if not wanted.issubset({key.topic for key in there}) or (
+                isinstance(options.strategy, Assign)
+                and not options.strategy.partitions.issubset(there)
+            ):
+                select(options.strategy, backend)
+    except (UnreachableError, CorruptRecordError):
+        return  # the planning says so, if it still is
 
 
 def plan(
@@ -169,6 +199,8 @@ def matching(
 
 def _no_topic(topic: str, topics: Iterable[str], where: str) -> str:
     names = sorted(topics)
+    dots = "; RocketMQ's topic names have no dots" if "." in topic else ""
+    where += dots
     near = difflib.get_close_matches(topic, names, n=1)
     if near:
         return f"there is no topic {topic!r} at {where}; did you mean {near[0]!r}?"

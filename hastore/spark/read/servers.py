@@ -101,11 +101,11 @@ class ServerBackend:
         """Return None: each node enforces its own readable offset."""
         return None
 
-    def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue and its range; they are the master's if a master answers."""
+    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues, of these topics or of all; the master's if a master answers."""
         head = self._head()
         try:
-            return head.available()
+            return head.available(topics)
         finally:
             head.close()
 

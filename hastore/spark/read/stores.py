@@ -97,13 +97,13 @@ class PathBackend(_Folder):
         if isinstance(error, PermissionError):
             raise _not_readable(error) from error
 
-    def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue with its range of offsets below the current limit.
+    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues, of these topics or of all, with their ranges below the limit.
 
         With `failOnDataLoss`, raises CorruptRecordError for a RocketMQ store whose queues name
         records that the log lacks.
         """
-        found = self._ranges()
+        found = self._ranges(topics)
         if self._fail_on_data_loss and not self._reader.is_hastore:
             self._check_end(found)
         return found

@@ -2,10 +2,12 @@
 
 Columns are those of Spark's Kafka sink. Spark passes the names of options in lower case; here they
 get their spelling back. Unknown names are refused: an option that is ignored may be one that should
-have kept rows from being lost.
+have kept rows from being lost. Those of the source are ignored, because a view in SQL has one set
+of options for both.
 """
 
 import difflib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -30,20 +32,24 @@ from hastore.spark.options.durations import (
 )
 from hastore.spark.options.source_options import (
     BOOTSTRAP,
+    NO_TABLES,
     PATH,
     SECURITY,
+    SINK_ONLY,
+    SOURCE_OPTIONS,
+    TOPIC,
     parse_bool,
     security_file,
 )
 
-TOPIC = "topic"
+LOGGER = logging.getLogger(__name__)
+
 _KNOWN = (
-    *(BOOTSTRAP, TOPIC, "acks", "syncFlush", DELIVERY_TIMEOUT, "idempotent", "writeId"),
-    *(SECURITY, RETRY_TIMEOUT),
+    *(BOOTSTRAP, *SINK_ONLY, SECURITY, RETRY_TIMEOUT),
     # Spark's own for streams; it passes them on.
     *("checkpointLocation", "queryName"),
 )
-_BY_LOWER_NAME = {name.lower(): name for name in _KNOWN}
+_BY_LOWER_NAME = {name.lower(): name for name in (*_KNOWN, *SOURCE_OPTIONS)}
 _KAFKA = {
     "kafka.bootstrap.servers": BOOTSTRAP,
     "kafka.acks": "acks",
@@ -56,7 +62,11 @@ _FORMAT = "format 'hastore'"
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """The checked options of a write. `acks` None: the default of the master's role."""
+    """The checked options of a write.
+
+    `acks` None: the default of the master's role. `topic` is that of all rows, `default_topic` that
+    of rows without one: the topic that a view with these options reads.
+    """
 
     bootstrap: tuple[str, ...]
     topic: str | None
@@ -66,6 +76,7 @@ class SinkOptions:
     write_id: str | None
     security: str | None = None
     patience: Patience = DEFAULT_PATIENCE
+    default_topic: str | None = None
 
 
 def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -73,7 +84,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
     options: dict[str, str] = {}
     for given, value in raw.items():
         name = _BY_LOWER_NAME.get(given.lower())
-        if name is None:
+        if name is None or name == PATH:
             raise UsageError(_unknown(given))
         options[name] = value
     if "writeId" in options and streaming:
@@ -93,6 +104,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
         write_id=options.get("writeId"),
         security=security_file(options),
         patience=parse_patience(options, DELIVERY_TIMEOUT, RETRY_TIMEOUT),
+        default_topic=_topic_of_view(options),
     )
 
 
@@ -121,7 +133,7 @@ def _parse_bootstrap(options: Mapping[str, str]) -> tuple[str, ...]:
         problem = "must be specified" if text is None else "is empty"
         raise UsageError(
             f"option {BOOTSTRAP!r} {problem} for a write to {_FORMAT}; name at least one node, "
-            "e.g. tcp://127.0.0.1:10911"
+            "e.g. tcp://127.0.0.1:10911" + ("" if options else f"; if this is a table: {NO_TABLES}")
         )
     return servers
 
@@ -133,6 +145,16 @@ def _parse_topic(options: Mapping[str, str]) -> str | None:
             check_topic(topic)
         except MessageIllegalError as failure:
             raise UsageError(f"option 'topic': {failure}") from failure
+    return topic
+
+
+def _topic_of_view(options: Mapping[str, str]) -> str | None:
+    """Return the topic of `subscribe`, if it is a single one that may be written."""
+    topic = options.get("subscribe", "").strip()
+    try:
+        check_topic(topic)
+    except MessageIllegalError:
+        return None
     return topic
 
 
@@ -183,18 +205,19 @@ class SinkColumns:
     tags: int | None = None
 
 
-def check_columns(schema: StructType, topic_option: str | None) -> SinkColumns:
+def check_columns(
+    schema: StructType, topic_option: str | None, default_topic: str | None = None
+) -> SinkColumns:
     """Return where each column is; `topic_option` makes the column `topic` unnecessary.
 
-    Raises UsageError for a missing or unknown column, a name that occurs twice, or a wrong type.
+    Other columns are not written, as by Kafka's sink: see `ignored_columns`. Raises UsageError for
+    a missing column, a name that occurs twice, or a wrong type.
     """
     places: dict[str, int] = {}
     for place, field in enumerate(schema.fields):
         name = field.name.lower()
-        if name in _OF_THE_SOURCE:
-            continue
         if name not in _EXPECTED:
-            raise UsageError(_unknown_column(field.name))
+            continue
         if name in places:
             raise UsageError(f"column {name!r} occurs twice; the sink takes one")
         if not _fits(name, field.dataType):
@@ -210,7 +233,7 @@ def check_columns(schema: StructType, topic_option: str | None) -> SinkColumns:
         )
     if topic_option is not None:
         places.pop("topic", None)  # the option wins, as in Kafka's sink
-    elif "topic" not in places:
+    elif "topic" not in places and default_topic is None:
         raise UsageError(
             "no topic: set the option 'topic', or add a column 'topic' with each row's topic"
         )
@@ -228,11 +251,25 @@ def check_append(overwrite: bool, *, streaming: bool) -> None:
         raise UsageError(f"{mode} is not possible for format 'hastore', a log; use {append}")
 
 
-def _unknown_column(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _EXPECTED, n=1, cutoff=0.75)
-    hint = f"did you mean {near[0]!r}?" if near else "drop it, or put it into 'value' or 'headers'."
+def ignored_columns(schema: StructType) -> str | None:
+    """Return the warning that names the columns that are not written; None without any.
+
+    Those of the source, which a DataFrame has that was read from hastore, are not named.
+    """
+    names = [field.name for field in schema.fields]
+    others = [name for name in names if name.lower() not in {*_EXPECTED, *_OF_THE_SOURCE}]
+    if not others:
+        return None
+    hints = ""
+    for name in others:
+        near = difflib.get_close_matches(name.lower(), _EXPECTED, n=1, cutoff=0.75)
+        if near and near[0] not in {given.lower() for given in names}:
+            hints += f"; did you mean {near[0]!r} by {name!r}?"
     known = ", ".join(f"{known} ({kind})" for known, kind in _EXPECTED.items())
-    return f"the sink of format 'hastore' has no column {name!r}; {hint} It takes {known}"
+    return (
+        f"the sink of format 'hastore' does not write the columns {', '.join(others)}{hints}; it "
+        f"takes {known}"
+    )
 
 
 def _fits(name: str, kind: DataType) -> bool:

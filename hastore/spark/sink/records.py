@@ -30,7 +30,12 @@ from hastore.record.layout import (
     numpy_format,
     offset_of,
 )
-from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES, check_topic
+from hastore.record.properties import (
+    NULL,
+    PRODUCER_PROPERTIES,
+    ROCKETMQ_PROPERTIES,
+    check_topic,
+)
 from hastore.spark.sink.options import SinkColumns
 
 ROW_BITS = 32
@@ -89,6 +94,7 @@ _SEPARATORS = (1, 2)
 _RESERVED = pa.array(sorted(PRODUCER_PROPERTIES | ROCKETMQ_PROPERTIES), pa.string())
 _FIELDS = ("size", "magic", "body_crc", "queue_id", "sys_flag", "born_timestamp_ms", "body_length")
 _EMPTY = pa.scalar(b"", pa.binary())
+_NULL_VALUE = pa.scalar(f"{NULL}\x011\x02".encode(), pa.binary())
 
 
 @dataclass(frozen=True)
@@ -111,13 +117,18 @@ class RowError(UsageError):
 
 
 class RecordBuilder:
-    """Build the records of one task. `queues`: the number of queues of a new topic."""
+    """Build the records of one task.
+
+    `topic` is that of all rows, `default_topic` that of rows without one. `queues` is the number of
+    queues of a new topic.
+    """
 
     def __init__(
         self,
         columns: SinkColumns,
         *,
         topic: str | None,
+        default_topic: str | None = None,
         partition: int,
         producer_id: str,
         first_number: int,
@@ -125,7 +136,8 @@ class RecordBuilder:
         born_host: Host,
     ) -> None:
         self._columns = columns
-        self._topic = topic
+        self._topic = default_topic if topic is None and columns.topic is None else topic
+        self._default_topic = default_topic
         self._partition = partition
         self._numbered = pa.scalar(f"HS_PID\x01{producer_id}\x02HS_SEQ\x01".encode(), pa.binary())
         self._first_number = first_number
@@ -154,12 +166,16 @@ class RecordBuilder:
     def _build(self, rows: pa.RecordBatch, first_row: int, born_ms: int) -> Iterator[Chunk]:
         count = rows.num_rows
         bodies = _bytes_of(rows.column(self._columns.value))
-        _refuse_nulls(bodies, first_row, "column 'value' is null; a message needs a body")
+        nulls = _EMPTY
+        if bodies.null_count:
+            nulls = pc.if_else(bodies.is_null(), _NULL_VALUE, _EMPTY)
+            bodies = bodies.fill_null(b"")
         key, tags = self._text(rows, "key", first_row), self._text(rows, "tags", first_row)
         properties = _join(
             _property(b"KEYS\x01", key),
             _property(b"TAGS\x01", tags),
             self._headers(rows, first_row),
+            nulls,
             self._numbered,
             _numbers(self._first_number + first_row, count),
             pa.scalar(b"\x02", pa.binary()),
@@ -259,6 +275,8 @@ class RecordBuilder:
             return pa.scalar(self._topic_bytes(self._topic), pa.binary()), self._topic
         assert self._columns.topic is not None
         values = rows.column(self._columns.topic)
+        if self._default_topic is not None:
+            values = values.fill_null(self._default_topic)
         _refuse_nulls(
             values, first_row, "column 'topic' is null; set the option 'topic', or fill it"
         )

@@ -128,10 +128,11 @@ class _Task:
         builder = RecordBuilder(
             columns,
             topic=options.topic,
+            default_topic=options.default_topic,
             partition=self._partition,
             producer_id=identity.producer_id,
             first_number=identity.first,
-            queues=sender.queues_of(options.topic),
+            queues=sender.queues_of(options.topic or options.default_topic),
             born_host=sender.born_host(),
         )
         rows = 0

@@ -75,13 +75,13 @@ def test_a_batch_equals_the_schema_that_spark_expects():
 
 
 def test_a_projection_gives_its_columns_in_its_order():
-    names = [Column.OFFSET, Column.VALUE]
+    names = [Column.OFFSET, Column.TOPIC]
     own = project(StructType([StructField(c.value, COLUMN_TYPES[c], False) for c in names]))
     data, positions, _ = lay([Record(body=b"x", topic="t", queue_offset=7)])
     batch = build(data, positions, projection=own)
-    assert batch.schema.names == ["offset", "value"]
-    assert not batch.schema.field("value").nullable
-    assert batch.to_pylist() == [{"offset": 7, "value": b"x"}]
+    assert batch.schema.names == ["offset", "topic"]
+    assert not batch.schema.field("topic").nullable
+    assert batch.to_pylist() == [{"offset": 7, "topic": "t"}]
 
 
 def test_properties_that_are_not_utf8_are_replaced_in_strings():

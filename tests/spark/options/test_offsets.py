@@ -63,6 +63,20 @@ def test_a_start_beyond_the_resolved_end_is_refused():
         resolve(OffsetsByPartition({A0: 15, A1: 0}), GlobalTimestamp(1200))
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "at"),
+    [
+        (Bound.EARLIEST, OffsetsByPartition({A0: 0, A1: 0}), (10, 10)),  # retention removed more
+        (OffsetsByPartition({A0: 3, A1: 0}), OffsetsByPartition({A0: 3, A1: 0}), (10, 10)),
+        (OffsetsByPartition({A0: 99, A1: 5}), OffsetsByPartition({A0: 99, A1: 5}), (20, 20)),
+        (OffsetsByPartition({A0: 12, A1: 5}), GlobalTimestamp(1150), (12, 12)),
+        (GlobalTimestamp(1500), OffsetsByPartition({A0: 4, A1: 0}), (15, 15)),
+    ],
+)
+def test_offsets_that_ask_for_nothing_give_nothing(start, end, at):
+    assert resolve(start, end, no_match=NoMatch.LATEST)[A0] == at
+
+
 def test_timestamps_find_the_first_message_then_or_later():
     assert resolve(GlobalTimestamp(150), GlobalTimestamp(1501), no_match=NoMatch.LATEST) == {
         A0: (10, 16),

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.sql.functions import lit
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -80,9 +81,10 @@ def test_what_the_source_shows_comes_back_exactly(spark, pair):
         (b"", b"\x00\x01\x02\xff", 0, [("trace", b"\xff\xfe\x00")], ""),
         ("schlüssel".encode(), "größe".encode(), 2, [("ü", "ö".encode())], "grün"),
         (b"\xff\xfe", b"x" * 100_000, 2, [("long", b"y" * 20_000)], "t"),
+        (b"gone", None, 1, None, None),  # a tombstone
     ]
     frame = spark.createDataFrame(rows, ROWS)
-    save(frame, pair, "first")
+    save(frame.withColumn("price", lit(1.5)), pair, "first")  # not written, as by Kafka's sink
     first = load(spark, pair, "first")
     written = content(frame)
     assert content(first) == written
@@ -90,6 +92,22 @@ def test_what_the_source_shows_comes_back_exactly(spark, pair):
     # All columns of the source, so `topic` comes from the option, and `offset` is not written.
     save(first, pair, "second")
     assert content(load(spark, pair, "second")) == written
+
+
+def test_sql_writes_and_reads_one_view(spark, pair):
+    given = f"`hastore.bootstrap.servers` '{servers(pair)}', topic 'sql', acks 'all'"
+    spark.sql(f"CREATE TEMPORARY VIEW both USING hastore OPTIONS ({given}, minPartitions 1)")
+    try:
+        spark.sql(
+            "INSERT INTO both (key, value) SELECT CAST(k AS BINARY), CAST(v AS BINARY) "
+            "FROM VALUES ('a', '1'), ('b', NULL) AS rows (k, v)"
+        )
+        found = spark.sql("SELECT CAST(key AS STRING) k, CAST(value AS STRING) v, topic FROM both")
+        assert sorted(tuple(row) for row in found.collect()) == [
+            ("a", "1", "sql"), ("b", None, "sql"),
+        ]  # fmt: skip
+    finally:
+        spark.sql("DROP VIEW both")
 
 
 @pytest.mark.full
@@ -108,9 +126,11 @@ def test_rows_without_partition_go_by_key_or_in_turn(spark, pair):
 
 
 def numbered(spark, count, bad=None, text="row"):
-    """Rows in two partitions; the row `bad` has no value."""
-    value = f"'{text} ' || id" if bad is None else f"IF(id = {bad}, NULL, '{text} ' || id)"
-    return spark.range(0, count, 1, 2).selectExpr(f"{value} AS value")
+    """Rows in two partitions; the row `bad` has a tag that no message can have."""
+    tags = "NULL" if bad is None else f"IF(id = {bad}, '\\u0001', NULL)"
+    return spark.range(0, count, 1, 2).selectExpr(
+        f"'{text} ' || id AS value", f"CAST({tags} AS STRING) AS tags"
+    )
 
 
 @pytest.mark.slow("each of its jobs plans, writes and commits anew")
@@ -118,7 +138,7 @@ def test_a_write_id_makes_a_repeated_job_write_each_row_once(spark, pair):
     every = sorted(f"row {n}" for n in range(8_000))
     with pytest.raises(PythonException) as failed:
         save(numbered(spark, 8_000, bad=7_900), pair, "job", writeId="job 1")
-    sentence = "hastore.errors.UsageError: row 3900 of partition 1: column 'value' is null"
+    sentence = "hastore.errors.UsageError: row 3900 of partition 1: column 'tags' has a"
     assert sentence in str(failed.value)
     assert 0 < len(values(spark, pair, "job")) < 8_000
     save(numbered(spark, 8_000), pair, "job", writeId="job 1")
@@ -153,7 +173,8 @@ def test_a_restarted_query_repeats_its_batch_without_duplicates(spark, pair, tmp
 
     def lines():
         text = spark.readStream.text(str(source))
-        return text.selectExpr("IF(value LIKE '%bad', NULL, value) AS value")
+        bad = "IF(value LIKE '%bad', '\\u0001', NULL)"
+        return text.selectExpr("value", f"CAST({bad} AS STRING) AS tags")
 
     add("a", range(3_000))
     start(lines(), pair, checkpoint, topic="stream").awaitTermination()
@@ -167,7 +188,7 @@ def test_a_restarted_query_repeats_its_batch_without_duplicates(spark, pair, tmp
     assert values(spark, pair, "stream") == every
     add("c", [*range(6_000, 8_000), "bad"])
     query = start(lines(), pair, checkpoint, topic="stream")
-    with pytest.raises(StreamingQueryException, match="row 2000 of partition 0: column 'value' is"):
+    with pytest.raises(StreamingQueryException, match="row 2000 of partition 0: column 'tags' has"):
         query.awaitTermination()
     # The file is repaired: the batch is repeated, and the rows that are stored stay as they are.
     add("c", range(6_000, 8_001))

@@ -10,13 +10,16 @@ import pyarrow as pa
 import pytest
 
 import hastore
+from hastore.client.messages import decode_messages
 from hastore.client.producer.preparer import RecordEncoder, pairs_of
 from hastore.errors import Status, UsageError
 from hastore.record.codec import NO_HOST, Host, build_record, decode_record
 from hastore.record.delays import deliver, retry_of, sent_back
 from hastore.record.layout import MAX_PROPERTIES_BYTES
 from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES
+from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.record_fields import PropertyScan
+from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.sink import records
 from hastore.spark.sink.options import SinkColumns
 from hastore.spark.sink.records import RecordBuilder, RowError
@@ -109,6 +112,39 @@ def test_the_option_topic_wins_and_columns_may_be_missing():
     assert decode_record(chunk.payload[first.size :]).queue_id == 0
 
 
+def test_a_null_value_is_a_tombstone_and_an_empty_one_is_not():
+    rows = [row(value=None, key=b"k"), row(value=b""), row(value=b"x"), row(value=None)]
+    [chunk] = builder().build(batch([row(), *rows]).slice(1), 0, 5)
+    found, at = [], 0
+    while at < len(chunk.payload):
+        found.append(decode_record(chunk.payload[at:]))
+        at += found[-1].size
+    assert [one.body for one in found] == [b"", b"", b"x", b""]
+    marks = [dict(one.property_pairs).get("HS_NULL") for one in found]
+    assert marks == ["1", None, None, "1"]
+    sizes = np.array([one.size for one in found], np.int64)
+    columns = [Column.VALUE, Column.KEY, Column.HEADERS]
+    read = BatchBuilder(projection_of(columns)).build(
+        memoryview(chunk.payload), np.cumsum(sizes) - sizes, None, None
+    )
+    assert [tuple(one.values()) for one in read.to_pylist()] == [
+        (None, b"k", None), (b"", None, None), (b"x", None, None), (None, None, None),
+    ]  # fmt: skip
+    messages, _ = decode_messages(chunk.payload, [])
+    assert [message.is_null for message in messages] == [True, False, False, True]
+
+
+def test_rows_without_a_topic_go_to_that_of_the_view():
+    rows = [row(topic=None), row(topic="u")]
+    made = RecordBuilder(
+        ALL, topic=None, default_topic="t", partition=0, producer_id="p", first_number=0,
+        queues=1, born_host=NO_HOST,
+    )  # fmt: skip
+    [chunk] = made.build(batch(rows), 0, 5)
+    first = decode_record(chunk.payload)
+    assert [first.topic, decode_record(chunk.payload[first.size :]).topic] == ["t", "u"]
+
+
 def test_bytes_that_are_not_utf8_are_stored_as_they_are():
     header = [{"key": "trace", "value": b"\xff\x00\xfe"}]
     [chunk] = builder().build(batch([row(key=b"\xff", headers=header)]), 0, 5)
@@ -120,9 +156,9 @@ def test_bytes_that_are_not_utf8_are_stored_as_they_are():
 @pytest.mark.parametrize(
     ("parts", "problem"),
     [
-        ({"value": None}, "'value' is null"),
         ({"topic": None}, "'topic' is null"),
         ({"topic": "a b"}, "topic 'a b'"),
+        ({"topic": "a.b"}, "no dots"),
         ({"partition": -1}, "'partition' is -1"),
         ({"key": b"a\x01b"}, "'key' has a byte 1 or 2"),
         ({"tags": "\x02"}, "'tags' has a byte 1 or 2"),
@@ -157,7 +193,7 @@ def own_names():
 def test_what_hastore_adds_to_a_message_is_reserved_and_can_be_left_out(tmp_path):
     # In the group's own topics: no messages.
     group_only = {"HS_TOPIC", "HS_QUEUES", "HS_GROUP", "HS_CHECKS"}
-    assert own_names() == {"HS_PID", "HS_SEQ", "HS_DELAYED"} | group_only
+    assert own_names() == {"HS_PID", "HS_SEQ", "HS_DELAYED", "HS_NULL"} | group_only
     users = {"trip": "7", "HS_TOPIC": "a user's"}
     message = decode_record(
         build_record(

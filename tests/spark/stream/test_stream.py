@@ -150,11 +150,22 @@ def test_a_query_over_nodes_follows_them_and_reports_a_cut(spark, tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"subscribe": "Topic"}, "there is no topic 'Topic'"),
+        ({"subscribe": "TopicA", "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be"),
+    ],
+)
+def test_what_a_batch_read_would_not_take_either_is_refused_by_load(spark, options, text):
+    with pytest.raises(PySparkException, match=text):
+        stream(spark, path=str(GOLDEN / "three-files"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
         (
             {"subscribe": "TopicA", "endingOffsets": "latest"},
             "ending offset not valid in streaming",
         ),
-        pytest.param({"subscribe": "Topic"}, "there is no topic 'Topic'", marks=pytest.mark.full),
         pytest.param({"mode": "log"}, "mode=log is for batch queries", marks=pytest.mark.full),
         pytest.param(
             {"subscribe": "TopicA", "startingOffsets": '{"TopicA":{"0":5}}'},
