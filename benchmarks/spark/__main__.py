@@ -43,7 +43,7 @@ def run(given: argparse.Namespace, parts: list[str]) -> None:
             for size, measure in MEASURES[part].items():
                 messages = Messages(max(QUEUES, int(COUNTS[size] * given.scale)), size)
                 began = time.monotonic()
-                with scratch(given.dir, 6 * messages.log_bytes()) as folder:
+                with scratch(given.dir, 8 * messages.log_bytes()) as folder:
                     figures += measure(spark, folder, messages, given.repeats, missing)
                 say(f"spark: {part}, {size} B: {time.monotonic() - began:.0f} s")
             save(f"spark_{part}", figures, settings)
