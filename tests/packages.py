@@ -210,6 +210,16 @@ TABLE = (
             "client.producer",
         ),
     ),
+    # The node may be down, so nothing of a running one; another node is asked as a client asks it.
+    Package(
+        "repair",
+        "damaged bytes of a log replaced by those of another node, in place",
+        (
+            *("protocol.api", "record", "fs", "store.state", "store.offline.log_files"),
+            *("ha.rules.epochs", "ha.node.node_state"),
+            *("client.security", "client.connections.requester"),
+        ),
+    ),
     # The node is behind ApiBackend; of the store only what a put takes and returns is known.
     Package(
         "server.api",
@@ -317,7 +327,7 @@ TABLE = (
         (
             *("protocol", "record.properties", "record.topic_records", "record.compression"),
             "record.message_filter",
-            *("fs", "config", "security", "backup"),
+            *("fs", "config", "security", "backup", "repair"),
             *("registry.editing", "store.cuts", "store.offline", "store.state.entry_state"),
             *("store.state.limits", "store.state.marker_files"),
             *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),

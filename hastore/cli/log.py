@@ -1,4 +1,7 @@
-"""`hastore log dump|verify|stat|pending`: read any store, RocketMQ's too, without changing it."""
+"""`hastore log dump|verify|stat|pending`: read any store, RocketMQ's too, without changing it.
+
+`hastore log repair`, which writes, is in log_repair.py.
+"""
 
 import datetime
 import json
@@ -19,6 +22,7 @@ from hastore.cli.common import (
     stdout,
     with_json,
 )
+from hastore.cli.log_repair import repair_command
 from hastore.store.offline import inspect
 from hastore.store.offline.pending import find_pending
 
@@ -32,9 +36,12 @@ with_store = click.option(
 )
 
 
-@click.group("log", short_help="Inspect a store's log, read-only.")
+@click.group("log", short_help="Inspect a store's log; repair a stopped node's.")
 def log_group() -> None:
-    """Inspect a store's log, read-only; a node may be using the store."""
+    """Inspect a store's log, read-only; a node may be using the store. Only `repair` writes."""
+
+
+log_group.add_command(repair_command)
 
 
 @log_group.command("dump", short_help="Print every record and blank, in order.")

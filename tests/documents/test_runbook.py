@@ -189,6 +189,13 @@ def test_a_disk_is_dead(shell: Shell) -> None:
             again.run("systemctl start hastore@node3")
             look = page.says("hastore status --json")
             eventually(lambda: remembers(again, look, 3), "node 3 to remember")
+            forgetful.stop()
+            (log,) = forgetful.store.glob("dledger-*/data/*")
+            with open(log, "r+b") as file:
+                file.write(b"\xff")
+            told = again.run(page.says("hastore log repair -c FILE"), FILE=forgetful.config)
+            assert "repaired from tcp://" in told.stdout
+            again.run("systemctl start hastore@node3")
         verify = page.says("hastore log verify --store DIR")
         shell.run(verify, DIR=shell.folder / "store4")
 

@@ -147,11 +147,13 @@ class CommitLog:
         """What to do about synced bytes that are damaged or missing, for errors."""
         if self.entries is None:
             return (
-                "restore them from a backup, or move the store away and let the node start empty"
+                "fetch them again from another node (`hastore log repair -c FILE`), restore them"
+                " from a backup, or move the store away and let the node start empty"
                 " under a new node number: it then copies the log from its master"
             )
         return (
-            "restore them from a backup, or, while the other nodes run, move the store away and"
+            "fetch them again from another node (`hastore log repair -c FILE`), restore them from"
+            " a backup, or, while the other nodes run, move the store away and"
             " start the node again: it copies the log from its leader, and does not vote before it"
             " has it"
         )

@@ -1,0 +1,231 @@
+"""The log of a store whose node is down, for a repair in place; it holds the store's lock.
+
+Checked, and repaired, is what was synced: below the flushed offset of the limits page, and below a
+cut that was begun. What lies beyond is for the node's start, which finds the log's end. Without a
+limits page the log is checked up to its last valid item.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hastore.errors import StoreBrokenError, StoreError
+from hastore.fs.filesystem import REAL, File, FileSystem
+from hastore.ha.node.node_state import NodeState
+from hastore.ha.rules.epochs import EpochStarts
+from hastore.record.log_format import ENTRIES, PLAIN, LogFormat
+from hastore.record.log_walk import Damage, LogWalk
+from hastore.repair.mending import Mended, Mender, Source
+from hastore.store.offline.log_files import LogFile, LogFiles
+from hastore.store.state.entry_state import EntryState
+from hastore.store.state.limits import read_limits
+from hastore.store.state.marker_files import LockFile
+
+NOTED_MAX = 1000  # ranges in a report; of others only the bytes are counted
+
+
+class StoppedLog:
+    """The files of a log that no node has open."""
+
+    def __init__(self, fs: FileSystem, root: str, files: list[LogFile], form: LogFormat) -> None:
+        self.form = form
+        self.epochs: EpochStarts | None = None
+        self.file_size = files[0].size
+        self._fs = fs
+        self._root = root
+        self._files = {file.start: file for file in files}
+        self._opened: tuple[int, File] | None = None  # the file that was used last
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return at most so many bytes, in one file. Raises OSError."""
+        start = offset - offset % self.file_size
+        return self._open(start).pread(min(size, start + self.file_size - offset), offset - start)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write bytes durably over those that are there. Raises StoreBrokenError."""
+        with memoryview(data) as view:
+            at = 0
+            while at < len(view):
+                start = offset + at - (offset + at) % self.file_size
+                size = min(len(view) - at, start + self.file_size - offset - at)
+                file = self._open(start)
+                try:
+                    file.pwrite(view[at : at + size], offset + at - start)
+                    file.sync()
+                except OSError as failure:
+                    raise StoreBrokenError(
+                        f"bytes [{offset + at}, {offset + at + size}) could not be written: "
+                        f"{failure}; replace the disk"
+                    ) from failure
+                at += size
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._opened is not None:
+            self._opened[1].close()
+            self._opened = None
+
+    def _open(self, start: int) -> File:
+        if self._opened is None or self._opened[0] != start:
+            self.close()
+            self._opened = start, self._fs.open(self._files[start].path)
+        return self._opened[1]
+
+
+@dataclass(slots=True)
+class Report:
+    """What a repair has found and done; offsets are bytes of the log."""
+
+    store: str
+    dry_run: bool
+    min_offset: int = 0
+    end_offset: int = 0  # checked up to here
+    damaged_bytes: int = 0
+    left_bytes: int = 0  # that are damaged still; of a dry run, for which no other node has bytes
+    ranges: list[Mended] = field(default_factory=list)
+
+    def note(self, mended: Mended) -> None:
+        """Add a range."""
+        size = mended.damage.end - mended.damage.start
+        self.damaged_bytes += size
+        self.left_bytes += size if mended.source is None else 0
+        if len(self.ranges) < NOTED_MAX:
+            self.ranges.append(mended)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the log is sound now."""
+        return not (self.damaged_bytes if self.dry_run else self.left_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        found = asdict(self)
+        found["ranges"] = [
+            {
+                "offset": one.damage.start,
+                "end_offset": one.damage.end,
+                "reason": one.damage.reason,
+                "from": one.source,
+                "repaired": one.written,
+                "refused": list(one.refusals),
+            }
+            for one in self.ranges
+        ]
+        return {"ok": self.ok, **found}
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """An open stopped store: its log, and where the walk over it begins and ends."""
+
+    log: StoppedLog
+    start: int
+    end: int
+    ends_whole: bool
+
+    def walk(self) -> LogWalk:
+        """Return a walk over what is checked."""
+        log = self.log
+        return LogWalk(
+            log.form, log.read, log.file_size, self.start, self.end, ends_whole=self.ends_whole
+        )
+
+
+@contextlib.contextmanager
+def opened(
+    root: str, *, node: int, cluster: str, group: str, fs: FileSystem = REAL
+) -> Iterator[Stopped]:
+    """Open the store of a node that is down.
+
+    Raises StoreInUseError if it runs, StoreError if the folder is no store of this node, or if log
+    files are missing or have a wrong size.
+    """
+    if not fs.is_dir(root):
+        raise StoreError(f"{root}: no such folder; run the command where the node is started")
+    lock = LockFile(fs, root)
+    lock.acquire()
+    try:
+        stopped = _look(fs, root, node, cluster, group)
+        try:
+            yield stopped
+        finally:
+            stopped.log.close()
+    finally:
+        lock.release()
+
+
+def _look(fs: FileSystem, root: str, node: int, cluster: str, group: str) -> Stopped:
+    with contextlib.closing(LogFiles(root, fs)) as files:
+        found, entries = files.list(), files.ledger is not None
+        if not found:
+            raise StoreError(f"{root} has no log files")
+        begin = files.first_record_start(found)
+    limits = read_limits(fs, root)
+    log = StoppedLog(fs, root, found, ENTRIES if entries else PLAIN)
+    _check_files(files.directory, found, 0 if limits is None else limits.file_size)
+    if fs.exists(f"{root}/hastore/node.json"):
+        state = NodeState(fs, root)
+        state.load(node, cluster, group)
+        intent = state.data.intent
+        if not entries:
+            log.epochs = [(entry.epoch, entry.start) for entry in state.history]
+        cut = None if intent is None else intent.offset
+    else:
+        cut, log.epochs = None, None if entries else []
+    if entries:
+        cut = EntryState(fs, root).load().cut_at
+    if limits is None:
+        end = found[-1].end if cut is None else max(begin, cut)
+        return Stopped(log, begin, end, ends_whole=False)
+    start = max(found[0].start, limits.first_offset)
+    end = max(start, min(limits.flushed_offset, limits.flushed_offset if cut is None else cut))
+    if end > found[-1].end:
+        raise StoreError(
+            f"{files.directory}: bytes [{found[-1].end}, {end}) were synced, and their files are"
+            " missing: a repair writes over what is there; restore the files from a backup, or"
+            " replace the store"
+        )
+    return Stopped(log, start, end, ends_whole=True)
+
+
+def _check_files(directory: str, files: list[LogFile], file_size: int) -> None:
+    """Raise StoreError unless the files are whole, and follow each other."""
+    size = file_size or files[0].size
+    for number, file in enumerate(files):
+        if file.size != size:
+            raise StoreError(
+                f"{file.path} has {file.size} bytes instead of {size}: a repair writes over what is"
+                " there; restore the file from a backup, or replace the store"
+            )
+        if number and file.start != files[number - 1].end:
+            raise StoreError(
+                f"{directory}: no file has the bytes [{files[number - 1].end}, {file.start}): a"
+                f" repair writes over what is there; restore it from a backup, or replace the store"
+            )
+
+
+def repair(stopped: Stopped, sources: list[Source], report: Report) -> None:
+    """Find the damaged ranges of a log and repair each from the first source that fits.
+
+    Adds to `report`, also if it raises StoreError because a range could not be written.
+    """
+    walk = stopped.walk()
+    report.min_offset, report.end_offset = stopped.start, stopped.start
+    mender = Mender(stopped.log, sources, dry_run=report.dry_run)
+    tried: Damage | None = None
+    while (damage := walk.next_damage()) is not None:
+        if tried is not None and damage.start < tried.end:
+            raise StoreBrokenError(
+                f"bytes [{damage.start}, {damage.end}) were written, and are read back damaged: "
+                f"{damage.reason}; replace the disk"
+            )
+        mended = mender.mend(walk, damage)
+        report.note(mended)
+        tried = damage if mended.written else None
+        if not mended.written:
+            walk.skip(damage)
+        report.end_offset = walk.offset
+    report.end_offset = walk.offset
