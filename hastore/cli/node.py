@@ -31,7 +31,7 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
-from hastore.cli.node_steps import NodeFile, Statuses, listed, says_master, steps
+from hastore.cli.node_steps import NodeFile, Statuses, says_master, steps
 from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each
 from hastore.cli.remote_nodes import (
     TIMEOUT_S,
@@ -40,13 +40,14 @@ from hastore.cli.remote_nodes import (
     RemoteNodes,
     ask_statuses,
     listed_whys,
+    members_of,
 )
 from hastore.config.file import load_names, parse_names
 from hastore.config.model import Config, Mode, NodeAddress
 from hastore.config.node_list import ListChange
 from hastore.errors import HastoreError, UsageError
 from hastore.fs.filesystem import REAL
-from hastore.fs.private_files import folder_locked, replace_file
+from hastore.fs.private_files import LOCK_WAIT_S, folder_locked, replace_file
 
 _ENDINGS = (".yaml", ".yml")
 
@@ -174,7 +175,7 @@ def _carry_out(
             print_text(f"{place}. {step}")
     if nodes is None or not nodes.missed:
         return DONE
-    print_error(f"node {listed(nodes.missed)} could not be asked: {edit.whys}")
+    print_error(f"not every node has said that its file is changed: {edit.whys}")
     return FAILED
 
 
@@ -230,7 +231,7 @@ class _Edit:
 
     def _write(self, file: NodeFile, text: str) -> None:
         if text != file.text:
-            with folder_locked(file.path):
+            with folder_locked(file.path, LOCK_WAIT_S):
                 if REAL.read_bytes(file.path) != file.text.encode():
                     raise FileChanged(f"{file.path} was changed meanwhile")
                 replace_file(file.path, text.encode(), stat.S_IMODE(os.stat(file.path).st_mode))
@@ -353,8 +354,7 @@ def check_members(files: Sequence[NodeFile], change: ListChange, statuses: Statu
             "no node answers that knows the members; nothing was changed: start one first"
         )
     newest = max(known, key=lambda one: int(one["term"]))
-    learners = [one.get("node") for one in newest.get("learners") or []]
-    if gone in [*(newest.get("members") or []), *learners]:
+    if gone in members_of(newest):
         raise UsageError(
             f"node {gone} is a member, or becomes one; nothing was changed: first `hastore dledger "
             f"remove -c {path} --node {gone}`"

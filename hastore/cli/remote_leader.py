@@ -6,12 +6,21 @@ seen, so that of two administrators one is refused.
 """
 
 import secrets
-from collections.abc import Collection
 from typing import NamedTuple
 
 from hastore.cli.common import print_note
 from hastore.cli.own_node import as_node, node_name
-from hastore.cli.remote_nodes import CHANGE_S, Missed, Status, ask_statuses, listed_whys, order
+from hastore.cli.remote_nodes import (
+    CHANGE_S,
+    Missed,
+    Status,
+    ask_statuses,
+    learners_of,
+    listed_whys,
+    members_of,
+    numbers_in,
+    order,
+)
 from hastore.config.file import config_error, load_names
 from hastore.config.model import Config, Mode
 from hastore.errors import HastoreError, UsageError
@@ -38,8 +47,7 @@ def ask_leader(path: str, command: str, node: int, by: int | None) -> Made:
         raise config_error(path, "mode", problem, "use `hastore promote -c FILE`")
     leader, status = _leader(config)
     own = as_node(config, leader)
-    is_known = node in (*config.nodes, *status["members"], *_learners(status))
-    if not is_known:
+    if node not in config.nodes and node not in members_of(status):
         raise UsageError(
             f"node {node} is neither under `nodes` in {path} nor a member; nothing was changed"
         )
@@ -49,7 +57,7 @@ def ask_leader(path: str, command: str, node: int, by: int | None) -> Made:
         return Made(own, status, None)
     request_id = secrets.token_hex(8)
     change = api.MembersChange(
-        request_id, command, node, int(status["term"]), list(status["members"]), by
+        request_id, command, node, int(status["term"]), sorted(numbers_in(status["members"])), by
     )
     made = order(own, leader, change, None, CHANGE_S)
     if not isinstance(made, Missed):
@@ -70,7 +78,7 @@ def _leader(config: Config) -> tuple[int, Status]:
         number
         for number, one in statuses.items()
         if one.get("leader") == number and isinstance(one.get("term"), int)
-        and _are_numbers(one.get("members"))
+        and numbers_in(one.get("members"))
     ]  # fmt: skip
     if leading:
         leader = max(leading, key=lambda number: int(statuses[number]["term"]))
@@ -84,15 +92,11 @@ def _leader(config: Config) -> tuple[int, Status]:
     )
 
 
-def _are_numbers(members: object) -> bool:
-    return isinstance(members, list) and all(isinstance(one, int) for one in members)
-
-
 def _already(status: Status, command: str, node: int, by: int | None) -> str | None:
     """Return what is as wanted already, or under way; None if the request is needed."""
-    members: Collection[int] = status["members"]
-    learners = _learners(status)
-    leaving = status.get("leaving") or []
+    members = numbers_in(status["members"])
+    learners = learners_of(status)
+    leaving = numbers_in(status.get("leaving"))
     if command == "transfer":
         return f"node {node} leads already" if status["leader"] == node else None
     if command == "add":
@@ -105,7 +109,3 @@ def _already(status: Status, command: str, node: int, by: int | None) -> str | N
         return f"node {by} is a member already, and node {node} none any more"
     under_way = by in learners and node in leaving
     return f"node {by} is replacing node {node} already" if under_way else None
-
-
-def _learners(status: Status) -> set[int]:
-    return {one["node"] for one in status.get("learners") or []}

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hastore.addresses import parse_address
 from hastore.bounded_log import one_line
 from hastore.cli.own_node import security_of
 from hastore.client.connections.requester import Requester, RequestNotKnown
@@ -27,6 +28,7 @@ TIMEOUT_S = 60.0
 STATUS_S = 3.0  # for the statuses of all nodes
 LOOK_S = 5.0  # for the answer of a node: it may wait for a command that has its file locked
 CHANGE_S = 10.0  # the same, and for its disk
+MAX_NUMBER = 65_535
 MAX_NODES = 200  # that a group's nodes may name
 Status = dict[str, Any]
 Change = api.NodesChange | api.MembersChange | api.RoleChange
@@ -121,6 +123,23 @@ def ask_statuses(config: Config) -> tuple[dict[int, Status], dict[int, str]]:
     return statuses, silent
 
 
+def members_of(status: Mapping[str, Any]) -> set[int]:
+    """Return the members and learners of mode dledger that a status names."""
+    return numbers_in(status.get("members")) | learners_of(status)
+
+
+def learners_of(status: Mapping[str, Any]) -> set[int]:
+    """Return the learners that a status names."""
+    found = status.get("learners")
+    ones = found if isinstance(found, list) else []
+    return numbers_in([one.get("node") for one in ones if isinstance(one, dict)])
+
+
+def numbers_in(found: object) -> set[int]:
+    """Return the numbers in a list of a status; none if it is no list."""
+    return {one for one in found if isinstance(one, int)} if isinstance(found, list) else set()
+
+
 def listed_whys(missed: Mapping[int, str]) -> str:
     """Return the reasons of nodes as one text."""
     return "; ".join(f"node {number}: {reason}" for number, reason in missed.items())
@@ -180,8 +199,11 @@ class RemoteNodes:
         return order(self.config, number, asked, version, min(left_s, most_s))
 
     def _learn(self, number: int, address: NodeAddress) -> None:
-        nodes = self.config.nodes
-        if number not in nodes and len(nodes) < MAX_NODES:
+        """Ask another node too, unless what names it is garbage."""
+        nodes, api_address = self.config.nodes, address.api
+        is_one = api_address.startswith("tcp://") and 1 <= number <= MAX_NUMBER
+        is_one = is_one and parse_address(api_address.removeprefix("tcp://")) is not None
+        if is_one and number not in nodes and len(nodes) < MAX_NODES:
             nodes = {**nodes, number: address}
             self.config = msgspec.structs.replace(self.config, nodes=nodes)
 
