@@ -85,6 +85,15 @@ def take_all(page: str, kind: str) -> list[Block]:
     return found
 
 
+def fields(page: str, heading: str) -> set[str]:
+    """Return the names in the first column of the first table of fields after a heading."""
+    text = (ROOT / page).read_text().partition(heading)[2]
+    table = re.search(r"^\| (?:field|key) .*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.M)
+    assert table, f"{page} has no table of fields after {heading!r}"
+    cells = [line.split("|")[1] for line in table[1].splitlines()]
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
 def sections_of_runbook() -> dict[str, list[str]]:
     """Return the commands in the sentences of each section of the runbook, in their order."""
     found = {}

@@ -110,6 +110,16 @@ def test_the_tests_elsewhere_exist() -> None:
         assert pathlib.Path(page).name in (ROOT / path).read_text(), f"{path} does not read {page}"
 
 
+def test_settings_of_rocketmq_are_those_that_its_tests_give() -> None:
+    """Its own programs take them, in tests that need Java."""
+    for (page, begins), path in PLAYED_ELSEWHERE.items():
+        if page != "docs/rocketmq-clients.md":
+            continue
+        names = re.findall(r"(?:^|\s)(?:-D)?([A-Za-z.]+) *=", the_one(page, begins).text)
+        given = (ROOT / path).read_text()
+        assert names and [name for name in names if name not in given] == [], path
+
+
 @pytest.mark.parametrize("block", MAKES, ids=str)
 def test_the_targets_of_make_exist_and_their_modules(block: Block) -> None:
     """They run for minutes, so make only says what it would do."""

@@ -11,7 +11,7 @@ import pytest
 
 from hastore import Consumer, Producer
 from hastore.config.file import load_config
-from tests.documents.blocks import ROOT, take
+from tests.documents.blocks import ROOT, fields, take
 from tests.documents.shell import Shell
 
 PAGE = "docs/operations.md"
@@ -25,6 +25,7 @@ TOPICS = take(PAGE, "hastore topics create")
 MESSAGES = take(PAGE, "hastore produce orders --key-separator")
 COMPLETION = take(PAGE, "hastore completion bash")
 GROUPS = take(PAGE, "hastore groups list")
+OF_THE_COMMAND = {"address", "answers"}  # `hastore status` adds them, as the page says
 # Lines of SYSTEMD that would change this machine.
 NOT_TYPED = ("useradd ", "python3 -m venv ")
 
@@ -53,6 +54,15 @@ def test_the_first_look(shell: Shell) -> None:
     typed = LOOK.text.replace("hastore top -c", "hastore top --once --every 0.1 -c")  # ends by q
     told = shell.run(typed, FILE=shell.service("node1").config)
     assert "bad" not in told.stdout, told.stdout
+
+
+def test_the_fields_of_the_status(shell: Shell) -> None:
+    """Those of the page are there, and those that are there are on the page."""
+    listed = fields(PAGE, "\n## Reading the status\n")
+    told = shell.run("hastore status --json").stdout.splitlines()
+    assert len(told) == 3 and listed
+    for one in map(json.loads, told):
+        assert listed - set(one) == set() and set(one) - listed - OF_THE_COMMAND == set()
 
 
 def test_under_systemd(shell: Shell) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.documents.blocks import ROOT, take
+from tests.documents.blocks import ROOT, fields, take
 from tests.documents.shell import Shell, eventually
 
+OPERATIONS = "docs/operations.md"
 DLEDGER, MIGRATE = "docs/dledger.md", "docs/migrate-from-rocketmq.md"
 RUN_IT = take(DLEDGER, "bin/hastore-dledger -c")
 READY = take(DLEDGER, "ready node=1")
@@ -59,6 +60,12 @@ def test_dledger(shell: Shell) -> None:
         told = shell.run("hastore status --json").stdout.splitlines()
         return next(one["node"] for one in map(json.loads, told) if one["role"] == "LEADER")
 
+    one = json.loads(shell.run("hastore status --json").stdout.splitlines()[0])
+    described = fields(DLEDGER, "\n## Operate it\n") | fields(
+        OPERATIONS, "\n## Reading the status\n"
+    )
+    assert set(one) - described - {"address", "answers"} == set()
+    assert fields(DLEDGER, "\n## Operate it\n") - set(one) == set()
     flip, transfer = LEAD.text.splitlines()
     shell.run(flip, FILE=nodes[1].config)
     assert leader() == 2
