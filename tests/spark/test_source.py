@@ -87,7 +87,7 @@ def test_temporary_views_read_by_sql_alone(spark):
 def test_a_temporary_view_over_nodes_names_the_unreachable_address(spark):
     spark.sql(
         "CREATE OR REPLACE TEMPORARY VIEW nodes USING hastore "
-        "OPTIONS (`hastore.bootstrap.servers` '127.0.0.1:1', subscribe 'TopicA')"
+        "OPTIONS (`hastore.bootstrap.servers` '127.0.0.1:1', subscribe 'TopicA', retryTimeout '1s')"
     )
     with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1"):
         spark.sql("SELECT * FROM nodes").collect()
