@@ -88,7 +88,7 @@ def _instant(context: click.Context, option: click.Parameter, value: str | None)
     metavar="PATTERN",
     help="It may be in these consumer groups; may be repeated.",
 )
-@click.option("--admin", is_flag=True, help="It may administer nodes.")
+@click.option("--admin", is_flag=True, help="It may administer nodes, also from elsewhere.")
 @click.option(
     "--certificate",
     is_flag=True,

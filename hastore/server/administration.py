@@ -207,6 +207,8 @@ class Administration:
             content = REAL.read_bytes(path, MAX_FILE_BYTES + 1)
         except OSError as failure:
             raise ConfigError(f"{path}: cannot be read: {failure.strerror}") from failure
+        if len(content) > MAX_FILE_BYTES:  # what was not read would be lost
+            raise UsageError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; it was not changed")
         try:
             text = content.decode()
         except UnicodeDecodeError as failure:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.file import load_config, parse_config
+from hastore.config.file import MAX_FILE_BYTES, load_config, parse_config
 from hastore.config.model import Config
 from hastore.dledger.driver.requests import request_path
 from hastore.errors import ConfigError, UsageError
@@ -166,6 +166,9 @@ def test_files_that_are_not_changed(
         node.carry_out(order(ADD))
     path.write_text(good.replace("node: 2", "node: 3"))
     with pytest.raises(UsageError, match="is now the file of node 3"):
+        node.carry_out(order(ADD))
+    path.write_text(good + "#" * MAX_FILE_BYTES)
+    with pytest.raises(UsageError, match="is larger than"):
         node.carry_out(order(ADD))
     path.write_text(good.replace("nodes:", "nodes: &all", 1) + "# *all\n")
     assert done(node, ADD).changed, "an anchor alone is no obstacle"
