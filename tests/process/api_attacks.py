@@ -188,6 +188,15 @@ def any_request(chance: random.Random) -> api.Request:
             chance.choice([None, 0, 1, -1]), chance.random() < 0.5, 1,
         ),
         lambda: api.AskChecks(rid, name[:255], chance.choice([0, 1, 60_000])),
+        lambda: api.Administer(
+            rid, name[:255], name[:255], chance.choice([1, 2, 65_535]),
+            chance.choice([
+                api.NodesChange(1, 2, api.NodePlaces(name[:512], name[:512], name[:512])),
+                api.RoleChange("x" * 8, name[:32], api.OnceOptions(name[:32], offset)),
+                api.MembersChange("x" * 8, name[:32], 1, offset, [1] * api.MAX_MEMBERS, 2),
+            ]),
+            chance.choice([None, "0" * 64]),
+        ),
         lambda: api.Leave(rid, name[:255], name[:255]),
         lambda: api.Lock(rid, name[:255], name[:255], {name: [number] * chance.choice([0, 1, 9])},
                          chance.random() < 0.5),

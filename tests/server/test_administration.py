@@ -7,8 +7,11 @@ import json
 import os
 import pathlib
 
+import msgspec
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import MAX_FILE_BYTES, load_config, parse_config
@@ -131,6 +134,35 @@ def test_what_must_not_be_done_is_refused_at_the_look(
         with pytest.raises(UsageError, match=match):
             node_of(path).carry_out(order(change, version))
     assert path.read_bytes() == before
+
+
+ENDS = (*"1\"'}{,\n\r#\\\0", ":1", " #", ": ", "tcp://127.0.0.1:4")
+ODD = st.lists(st.sampled_from(ENDS), max_size=4).map("".join)
+TEXTS = st.tuples(st.sampled_from(("h:1", "h:2", "")), ODD).map("".join).filter(bool)
+API_TEXTS = st.tuples(st.sampled_from(("tcp://h:4", "tcp://h")), ODD).map("".join)
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.tuples(API_TEXTS, TEXTS, TEXTS), st.booleans())
+def test_no_address_says_more_than_an_address(
+    tmp_path: pathlib.Path, texts: tuple[str, str, str], replaces: bool
+) -> None:
+    """Whatever is asked for, the file lists exactly that, and all else stays; or all stays."""
+    path = write(tmp_path)
+    before, was = path.read_bytes(), load_config(str(path))
+    change = api.NodesChange(3 if replaces else None, 4, api.NodePlaces(*texts))
+    try:
+        node_of(path).carry_out(order(change, hashlib.sha256(before).hexdigest()))
+    except UsageError:
+        assert path.read_bytes() == before
+        return
+    now = load_config(str(path))
+    one = now.nodes[4]
+    assert (one.api, one.ha, one.http) == texts
+    assert msgspec.structs.replace(now, nodes=was.nodes) == was
+    assert set(now.nodes) == ({1, 2, 4} if replaces else {1, 2, 3, 4})
 
 
 def test_a_list_that_acks_would_rule_out(tmp_path: pathlib.Path) -> None:
