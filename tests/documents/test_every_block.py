@@ -46,6 +46,9 @@ PLAYED_ELSEWHERE = {
     ("docs/dledger.md", "hastore dledger transfer -c node1.yaml --to 2 --remote"): (
         "tests/cli/test_dledger_remote.py"
     ),
+    ("docs/operations.md", "hastore flip -c node1.yaml --to 2 --remote"): (
+        "tests/cli/test_role_remote.py"
+    ),
     ("docs/operations.md", "hastore node replace node1.yaml --node 3 --by 4"): (
         "tests/cli/test_node_remote.py"
     ),

@@ -299,9 +299,9 @@ def _check_folder(path: str) -> None:
         return
     relative = "" if os.path.isabs(path) else f" ({path!r} in Spark's working directory there)"
     raise StoreError(
-        f"there is no directory {os.path.abspath(path)} on {socket.gethostname()}{relative}; a path "
-        "must lead to the store on the driver and on every executor; otherwise read from nodes: "
-        "set 'hastore.bootstrap.servers' instead"
+        f"there is no directory {os.path.abspath(path)} on {socket.gethostname()}{relative}; a "
+        "path must lead to the store on the driver and on every executor; otherwise read from "
+        "nodes: set 'hastore.bootstrap.servers' instead"
     )
 
 
