@@ -27,6 +27,7 @@ LONGEST = (
     *("dledger/test_simulation.py", "dledger/driver/test_driver.py", "ha/test_simulation.py"),
     *("server/test_transactional_sends.py", "dledger/driver/test_identity.py"),
     *("registry/test_cluster_consumer.py", "registry/test_cluster_clients.py"),
+    *("deploy/test_alerts_of_machines.py", "deploy/test_alerts_of_nodes.py"),
 )
 # The folders with the next longest (JVMs, processes, kills).
 LONG = (

@@ -209,6 +209,14 @@ def test_keys_and_certificates(tmp_path: pathlib.Path) -> None:
             prometheus.wait_firing("HastoreIdentitiesDiffer", **TEST)
             secured.file(one).write_bytes(secured.file(two).read_bytes())
             prometheus.wait_gone()
+            identities = two.settings["security"].pop("identities")
+            for changed in ({}, {"identities": identities}):
+                two.stop()
+                two.write(security=changed)
+                two.start("slave")
+                if not changed:
+                    prometheus.wait_firing("HastoreIdentitiesDiffer", **TEST)
+            prometheus.wait_gone()
             prometheus.check_only(
                 "HastoreCertificateEnds", "HastoreLoginsRefused", "HastoreIdentitiesDiffer",
                 also=PASSING,
