@@ -9,6 +9,7 @@ test_every_block.py imports these modules, and fails for a block that nobody has
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ TAKEN: set[Block] = set()  # by the modules that are imported
 SECTIONS: set[str] = set()  # of the runbook, the same
 
 
+@functools.cache
 def blocks_of(page: str) -> list[Block]:
     """Return the blocks of a page in their order."""
     lines = (ROOT / page).read_text().splitlines()

@@ -120,7 +120,9 @@ def _logged(call: ast.Call) -> ast.expr | None:
     """Return the text of a call that logs a WARNING or more; None for other calls."""
     name, owner, given = "", "", list(call.args)
     if isinstance(call.func, ast.Attribute):
-        name, owner = call.func.attr, ast.unparse(call.func.value)
+        name = call.func.attr
+        if name in _LOGS or name == "write":
+            owner = ast.unparse(call.func.value)
     elif isinstance(call.func, ast.Name):
         name = call.func.id
     last = owner.rpartition(".")[2]
