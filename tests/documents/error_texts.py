@@ -71,14 +71,22 @@ class Text:
         return f"hastore/{self.path}:{self.line}: {self.text.replace(HOLE, '...')}"
 
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_KINDS = (ast.Return, ast.Assign, ast.AugAssign, ast.Expr, ast.Raise, ast.Call)
+
+
 @functools.cache
-def _tree(path: pathlib.Path) -> tuple[ast.Module, dict[ast.AST, ast.AST]]:
-    """Return a module's tree, and the parent of each of its nodes."""
-    tree = ast.parse(path.read_text())
-    parents = {
-        child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
-    }  # fmt: skip
-    return tree, parents
+def _nodes(path: pathlib.Path) -> list[tuple[ast.AST, _Function | None]]:
+    """Return a module's statements and calls that matter here, each with its function."""
+    found = []
+    left: list[tuple[ast.AST, _Function | None]] = [(ast.parse(path.read_text()), None)]
+    while left:
+        node, around = left.pop()
+        if isinstance(node, _KINDS):
+            found.append((node, around))
+        inner = node if isinstance(node, _Function) else around
+        left += [(child, inner) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 def template(node: ast.AST) -> str | None:
@@ -140,21 +148,17 @@ def logged(parts: tuple[str, ...]) -> list[Text]:
     """Return what the modules log as WARNING or worse."""
     found = set()
     for path in modules(parts):
-        tree, parents = _tree(path)
-        for call in ast.walk(tree):
+        for call, around in _nodes(path):
             said = _logged(call) if isinstance(call, ast.Call) else None
-            for named in () if said is None else _values(said, call, parents):
+            for named in () if said is None else _values(said, around):
                 found.update(_text(path, node) for node in _texts_in(named))
     return _worth(found, words=1)
 
 
-def _values(said: ast.expr, call: ast.Call, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]:
+def _values(said: ast.expr, around: _Function | None) -> list[ast.expr]:
     """Return the expression, or what its name is set to in the function of the call."""
-    if not isinstance(said, ast.Name):
+    if not isinstance(said, ast.Name) or around is None:
         return [said]
-    around: ast.AST = call
-    while around in parents and not isinstance(around, ast.FunctionDef):
-        around = parents[around]
     return [
         node.value
         for node in ast.walk(around)
@@ -170,11 +174,10 @@ def problems() -> list[Text]:
         name = path.relative_to(PACKAGE).as_posix()
         if name in _OF_FILES:
             continue
-        tree, parents = _tree(path)
-        for node in ast.walk(tree):
-            if not isinstance(node, (ast.Return, ast.Assign, ast.AugAssign, ast.Expr)):
+        for node, around in _nodes(path):
+            if isinstance(node, (ast.Raise, ast.Call)):
                 continue
-            function = _function(node, parents)
+            function = "" if around is None else around.name
             if name.startswith("config/"):
                 tells = function == "config_notes"
             elif isinstance(node, ast.Assign) and any(map(_is_field, node.targets)):
@@ -192,16 +195,15 @@ def refusals() -> list[Text]:
     """Return why clients and their puts are refused."""
     found = set()
     for path in modules(NODE):
-        tree, parents = _tree(path)
         name = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(tree):
+        for node, around in _nodes(path):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 if ast.unparse(node.exc.func) in _CLIENTS:
                     found.update(_text(path, each) for each in _texts_in(node.exc))
             elif (
                 name in _REFUSALS
                 and isinstance(node, (ast.Return, ast.Assign))
-                and (_REFUSING.match(name_of := _function(node, parents)) or not name_of)
+                and (around is None or _REFUSING.match(around.name))
             ):
                 found.update(_text(path, each) for each in _texts_in(node))
     return _worth(found)
@@ -213,9 +215,8 @@ def between_nodes() -> list[Text]:
     for path in modules(NODE):
         if path.relative_to(PACKAGE).as_posix() not in _BETWEEN_NODES:
             continue
-        tree, parents = _tree(path)
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Raise, ast.Return)) and _function(node, parents) != "data":
+        for node, _ in _nodes(path):
+            if isinstance(node, (ast.Raise, ast.Return)):
                 found.update(_text(path, each) for each in _texts_in(node))
     return _worth(found)
 
@@ -224,8 +225,7 @@ def told_by_commands(parts: tuple[str, ...], kinds: set[str]) -> list[Text]:
     """Return the texts of exceptions that the modules raise, each joined of its parts."""
     found = set()
     for path in modules(parts):
-        tree, _ = _tree(path)
-        for node in ast.walk(tree):
+        for node, _ in _nodes(path):
             if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
                 continue
             if ast.unparse(node.exc.func) in kinds:
@@ -242,8 +242,7 @@ def errors_of_files() -> list[tuple[str, int]]:
     """
     found = []
     for path in modules(("config",)):
-        tree, _ = _tree(path)
-        for node in ast.walk(tree):
+        for node, _ in _nodes(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("places.error"):
                 place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
                 whole = any(isinstance(one, ast.Starred) for one in node.args)
@@ -274,9 +273,3 @@ def _is_field(target: ast.expr) -> bool:
 
 def _is_log(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and _logged(node) is not None
-
-
-def _function(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> str:
-    while node in parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        node = parents[node]
-    return getattr(node, "name", "")
