@@ -164,6 +164,7 @@ def export_with(
         {
             "failOnDataLoss": as_option(options.fail_on_data_loss),
             "checkCrcs": as_option(options.check_crcs),
+            "decompress": as_option(options.decompress),
         }
     )
     assert parsed.strategy is not None
@@ -228,7 +229,9 @@ def _settle(
 ) -> dict[str, Any]:
     """Return what never changes for the target. Raises UsageError."""
     finds = options.json_schema == INFER and not target.state
-    inferred = infer_schema(spark, backend, ranges) if finds else None
+    inferred = None
+    if finds:
+        inferred = infer_schema(spark, backend, ranges, decompress=options.decompress)
     shape = shape_of(target.path, target.state, options, inferred)
     if isinstance(target, DeltaTarget):
         target.schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()

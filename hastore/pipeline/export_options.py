@@ -29,6 +29,7 @@ class ExportOptions:
     compression: str = "snappy"
     fail_on_data_loss: bool = True
     check_crcs: bool = True
+    decompress: bool = True  # False: bodies that producers have compressed as they are stored
     file_bytes: int = TASK_BYTES  # of records in one task: its files have about this size at most
     commit_every_s: float = COMMIT_EVERY_S
     json_schema: str | None = None  # DDL, or INFER: decode JSON bodies into columns; default: none

@@ -87,17 +87,22 @@ def as_columns(schema: StructType) -> StructType:
 
 
 def infer_schema(
-    spark: SparkSession, backend: Backend, ranges: Mapping[TopicPartition, OffsetRange]
+    spark: SparkSession,
+    backend: Backend,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    *,
+    decompress: bool = True,
 ) -> str:
     """Return the schema, in Spark's JSON, of the first JSON bodies of each queue.
 
-    Raises UsageError if none of them is a JSON object.
+    Raises UsageError if none of them is a JSON object; without `decompress` no compressed one is.
     """
     bodies: list[str] = []
+    builder = BatchBuilder(projection_of([Column.VALUE]), decompress=decompress)
     for key, span in ranges.items():
         end = min(span.end, span.start + SAMPLE)
         sample = QueueRange(*key, span.start, end, backend.limit_offset())
-        for batch in backend.read_queue(sample, BatchBuilder(projection_of([Column.VALUE]))):
+        for batch in backend.read_queue(sample, builder):
             values = batch.column(0).drop_null().to_pylist()
             bodies += [body.decode("utf-8", "replace") for body in values]
     frame = spark.createDataFrame([(body,) for body in bodies], "value string")

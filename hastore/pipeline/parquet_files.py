@@ -160,7 +160,11 @@ def _write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece
         )
     columns = tuple(Column(name) for name in layout.columns)
     extra = [column for column in MARK_COLUMNS if column not in columns]
-    builder = BatchBuilder(projection_of([*columns, *extra]), check_crcs=source.check_crcs)
+    builder = BatchBuilder(
+        projection_of([*columns, *extra]),
+        check_crcs=source.check_crcs,
+        decompress=source.decompress,
+    )
     rows: list[int] = []
     marks: list[RecordMark | None] = []
     with open_backend(source) as backend, FileSet(layout) as files:

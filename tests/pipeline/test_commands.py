@@ -142,7 +142,7 @@ def test_what_is_wrong_is_said_before_spark_starts(
 
 RIGHT = (
     "stats --path {store} --since 1970-01-01T00:00Z",
-    "export --path {store} --target {exported}",
+    "export --path {store} --target {exported} --no-decompress",
     "compact --path {store} --topic t --target {none}",
     "index --path {store}",
     "audit {store} {store}",

@@ -1,6 +1,7 @@
 """What an export commits while its log changes, without Spark: tasks run in this process."""
 
 import shutil
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import deltalake
 import pyarrow.parquet as pq
 import pytest
 
-from hastore.errors import PositionLostError, StoreBrokenError, UsageError
+from hastore.errors import CorruptRecordError, PositionLostError, StoreBrokenError, UsageError
 from hastore.pipeline import export as export_job
 from hastore.pipeline.compact import compact
 from hastore.pipeline.export import ExportOptions, export
@@ -127,6 +128,22 @@ def test_a_delta_table_that_was_set_back_is_refused_and_keeps_its_files(tmp_path
     with pytest.raises(StoreBrokenError, match="_delta_log was removed"):
         export(SPARK, where, str(target), ExportOptions(format="delta"))
     assert values(target) == before
+
+
+def test_a_run_may_leave_bodies_compressed_to_get_past_one_that_is_damaged(tmp_path, monkeypatch):
+    store, target = tmp_path / "store", tmp_path / "target"
+    packed = zlib.compress(b"long " * 100)
+    flagged = [("t", 0, {"body": body, "sys_flag": 1}) for body in (packed, b"junk")]
+    write_store(store, [*flagged, ("t", 0, {"body": b"plain"})])
+    run_here(monkeypatch)
+    where = Where(str(store), topics=("t",))
+    with pytest.raises(CorruptRecordError, match="does not decompress.*with --no-decompress"):
+        export(SPARK, where, str(target))
+    export(SPARK, where, str(target), ExportOptions(decompress=False))
+    assert values(target) == sorted([packed, b"junk", b"plain"])
+    overwrite(store, [*flagged, ("t", 0, {"body": b"plain"}), flagged[0]])
+    assert export(SPARK, where, str(target)).messages == 1
+    assert b"long " * 100 in values(target)
 
 
 def test_compact_takes_no_list_of_topics(tmp_path):

@@ -56,6 +56,11 @@ if TYPE_CHECKING:
     default=None,
     help="With --json-schema: leave out the bodies that were decoded; others are in _corrupt.",
 )
+@click.option(
+    "--no-decompress",
+    is_flag=True,
+    help="Leave compressed bodies as they are stored: for one that does not decompress.",
+)
 @click.option("--merge", is_flag=True, help="Merge small files at the end.")
 @click.option(
     "--allow-data-loss",
@@ -92,6 +97,7 @@ def export_command(
     form: str,
     json_schema: str | None,
     drop_value: bool | None,
+    no_decompress: bool,
     merge: bool,
     allow_data_loss: bool,
     file_size: int,
@@ -120,6 +126,7 @@ def export_command(
         commit_every_s=commit_every,
         json_schema=json_schema,
         keep_value=None if drop_value is None else not drop_value,
+        decompress=not no_decompress,
         merge=merge,
         format=form,
     )

@@ -309,7 +309,9 @@ def decompress(body: bytes, sys_flag: int, physical_offset: int) -> bytes:
             body, sys_flag, f"the record at offset {physical_offset}", _INFLATES
         )
     except CorruptRecordError as failure:
-        raise CorruptRecordError(f"{failure}: set the option decompress to false") from failure
+        raise CorruptRecordError(
+            f"{failure}: set the option decompress to false, or export with --no-decompress"
+        ) from failure
 
 
 def _inflate(body: bytes, most: int, *, codec: str) -> bytes:
