@@ -344,7 +344,7 @@ TABLE = (
     Package(
         "cli.pipeline",
         "the commands of `hastore pipeline`",
-        ("pipeline", "cli.common", "cli.json_errors", "cli.main"),
+        ("fs", "pipeline", "cli.common", "cli.json_errors", "cli.main"),
     ),
 )
 # Modules with a rule of their own, instead of their package's: what they may import.

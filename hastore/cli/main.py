@@ -46,6 +46,7 @@ _JOBS = {
     "audit": "hastore.cli.pipeline.audit:audit_command",
     "index": "hastore.cli.pipeline.index:index_command",
     "stats": "hastore.cli.pipeline.stats:stats_command",
+    "run": "hastore.cli.pipeline.run:run_command",
 }
 
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 
 LINE_EVERY_S = 30.0
+# In click's meta, if `hastore pipeline run` runs the job: what starts or returns the session of
+# all jobs, and what takes the summary.
+SHARED, COLLECT = "hastore.shared", "hastore.collect"
 
 
 class Screen(JobProgress):
@@ -183,7 +186,8 @@ def run_job(
     check_spark()
     from hastore.pipeline.running import SignalStop
 
-    _check_submitted(session)
+    check_submitted(session)
+    meta = click.get_current_context().meta
     screen = Screen()
     stopped = SignalStop()
     try:
@@ -194,7 +198,9 @@ def run_job(
             @functools.cache
             def start() -> "SparkSession":
                 screen.begin("start Spark", None, "")
-                spark: SparkSession = at_end.enter_context(_open(name, session))
+                spark: SparkSession = (
+                    meta[SHARED]() if SHARED in meta else at_end.enter_context(_open(name, session))
+                )
                 stopped.listen()  # again: pyspark has set a handler of its own for SIGINT
                 return spark
 
@@ -211,7 +217,9 @@ def run_job(
     if not as_json:
         show(summary)
     code = judge(summary)
-    if as_json:
+    if COLLECT in meta:
+        meta[COLLECT](asdict(summary))
+    elif as_json:
         print_json(asdict(summary))
     return code
 
@@ -231,7 +239,8 @@ def _is_submitted() -> bool:
     return bool(click.get_current_context().find_root().obj == _SUBMITTED)
 
 
-def _check_submitted(session: SessionOptions) -> None:
+def check_submitted(session: SessionOptions) -> None:
+    """Raise UsageError if spark-submit runs the command, and Spark's options are given here."""
     if _is_submitted() and session != SessionOptions(None, None, ()):
         raise UsageError("give --master, --memory and --conf to spark-submit, not to the job")
 

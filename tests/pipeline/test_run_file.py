@@ -1,0 +1,215 @@
+"""`hastore pipeline run`: a file of jobs, its mistakes, its summary, an interrupted run."""
+
+import fcntl
+import json
+import shutil
+
+import pytest
+import yaml
+
+from hastore.cli.common import run_code
+from hastore.cli.main import pipeline_group
+from hastore.cli.pipeline import common
+from hastore.cli.pipeline import run as run_module
+from tests.pipeline.audit.kit import copied, flip
+from tests.pipeline.test_export_commits import SPARK, run_here, values
+from tests.spark.stores import numbered, write_store
+
+EXPORT = {"job": "export", "path": "store", "topic": "t", "target": "lake/t"}
+STATS = {"job": "stats", "path": "store", "since": "2030-01-01T00:00:00Z"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a store; the tasks of exports run in this process, and nothing else does."""
+    write_store(tmp_path / "store", numbered(20, queues=2))
+    run_here(monkeypatch)
+    started = []
+
+    class Session:
+        def __enter__(self):
+            started.append("start")
+            return SPARK
+
+        def __exit__(self, *_):
+            started.append("end")
+
+    monkeypatch.setattr(common, "_open", lambda *_: Session())
+    return tmp_path, started
+
+
+@pytest.fixture
+def run(folder, capsys):
+    """Write a file of jobs and run it; return the exit code, the object on stdout, and stderr."""
+
+    def run(*jobs, options=(), **more):
+        file = folder[0] / "jobs.yaml"
+        if jobs:
+            file.write_text(yaml.safe_dump({"jobs": list(jobs), **more}))
+        words = ["run", str(file), *map(str, options), "--json"]
+        code = run_code(pipeline_group, "pipeline", words)
+        captured = capsys.readouterr()
+        return code, json.loads(captured.out), captured.err
+
+    return run
+
+
+def outcomes(said):
+    return [(one["name"], one["exit_code"], one["resumed"]) for one in said["jobs"]]
+
+
+def test_the_jobs_run_in_order_in_one_session_and_give_one_summary(folder, run):
+    place, started = folder
+    other = {**EXPORT, "name": "again", "target": "lake/u", "metadata": True, "file_size": 1}
+    code, said, err = run(EXPORT, other, STATS)
+    assert code == said["exit_code"] == 0 and "error" not in said
+    assert outcomes(said) == [("export-1", 0, False), ("again", 0, False), ("stats-3", 0, False)]
+    assert [one["summary"].get("messages") for one in said["jobs"]] == [20, 20, None]
+    assert len(values(place / "lake" / "t")) == len(values(place / "lake" / "u")) == 20
+    assert started == ["start", "end"]
+    assert err.splitlines() == [
+        "job 1 of 3: export-1", "job 2 of 3: again", "job 3 of 3: stats-3",
+    ]  # fmt: skip
+    assert not (place / "jobs.yaml.state").exists()
+    started.clear()
+    code, said, _ = run()
+    assert [one["summary"].get("messages") for one in said["jobs"]] == [0, 0, None]
+    assert started == [], "nothing was new"
+
+
+def test_for_people_there_is_a_table_at_the_end(folder, capsys):
+    file = folder[0] / "jobs.yaml"
+    file.write_text(yaml.safe_dump({"jobs": [EXPORT, {**STATS, "path": "none"}, STATS]}))
+    assert run_code(pipeline_group, "pipeline", ["run", str(file)]) == 3
+    captured = capsys.readouterr()
+    rows = [line.split()[:3] for line in captured.out.splitlines()[-4:]]
+    assert rows[0] == ["name", "job", "result"]
+    assert rows[1:3] == [["export-1", "export", "done"], ["stats-2", "stats", "failed"]]
+    assert rows[3] == ["stats-3", "stats", "not"]
+    assert "20 messages exported" in captured.out
+    assert captured.err.splitlines()[-1].startswith("error: stats-2: there is no directory")
+
+
+def test_a_run_ends_at_the_first_job_that_fails_and_continues_there(folder, run):
+    place, _ = folder
+    audit = {"job": "stats", "path": "later", "since": "2030-01-01T00:00:00Z"}
+    code, said, _ = run(STATS, EXPORT, audit, {**STATS, "name": "last"})
+    assert code == said["exit_code"] == 3 and said["type"] == "StoreError"
+    assert said["error"].startswith("stats-3: there is no directory")
+    assert outcomes(said) == [("stats-1", 0, False), ("export-2", 0, False), ("stats-3", 3, False)]
+    assert said["not_run"] == ["last"]
+    shutil.copytree(place / "store", place / "later")
+    code, said, _ = run()
+    assert code == 0 and not (place / "jobs.yaml.state").exists()
+    # The export runs again, because it takes what has come since.
+    assert [resumed for _, _, resumed in outcomes(said)] == [True, False, False, False]
+
+
+def test_with_keep_going_the_others_run_too(folder, run):
+    missing = {**STATS, "path": "none"}
+    code, said, _ = run(missing, EXPORT, {**missing, "topic": "t"}, options=["--keep-going"])
+    assert code == 3 and [one["exit_code"] for one in said["jobs"]] == [3, 0, 3]
+    assert said["error"].startswith("stats-1: ") and said["not_run"] == []
+
+
+def test_a_difference_is_the_exit_code_of_the_run(folder, run, monkeypatch):
+    from hastore.pipeline.audit import job as audit_job
+
+    one, other = copied(folder[0], "three-files")
+    flip(other, 500, 1)
+    monkeypatch.setattr(
+        audit_job, "audit",
+        lambda spark, a, b, **options: audit_job.compare(a, b, run_tasks, 1, **options),
+    )  # fmt: skip
+    monkeypatch.setattr("hastore.pipeline.audit.audit", audit_job.audit)
+
+    def run_tasks(tasks):
+        for task in tasks:
+            yield task, audit_job.run_task(task)
+
+    code, said, err = run({"job": "audit", "a": one.name, "b": other.name}, EXPORT)
+    assert code == 4 and "error" not in said and said["not_run"] == ["export-2"]
+    assert said["jobs"][0]["summary"]["differing_ranges"] == 1
+    assert err.splitlines()[-1].startswith("error: ") and "differ in 1 of 1 range" in err
+
+
+def test_a_signal_ends_the_run_and_the_next_one_continues(folder, run, monkeypatch):
+    place, _ = folder
+
+    def stop(number):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        run_here(patch, stop)
+        code, said, err = run(STATS, EXPORT, {**STATS, "name": "last"})
+    assert code == said["exit_code"] == 130 and said["type"] == "Stopped"
+    assert "20 messages were exported" in said["error"] and said["not_run"] == ["last"]
+    code, said, _ = run()
+    assert code == 0 and [one["resumed"] for one in said["jobs"]] == [True, False, False]
+    assert len(values(place / "lake" / "t")) == 20
+
+
+def test_what_is_kept_counts_only_for_the_same_job_and_not_for_long(folder, run, monkeypatch):
+    failing = {**STATS, "path": "none"}
+    run(STATS, failing)
+    assert outcomes(run(STATS, failing)[1])[0] == ("stats-1", 0, True)
+    assert outcomes(run({**STATS, "topic": "t"}, failing)[1])[0] == ("stats-1", 0, False)
+    assert outcomes(run(options=["--restart"])[1])[0] == ("stats-1", 0, False)
+    monkeypatch.setattr(run_module, "_KEPT_S", 0)
+    assert outcomes(run()[1])[0] == ("stats-1", 0, False)
+
+
+def test_two_runs_of_a_file_at_once_are_refused(folder, run):
+    run(EXPORT)
+    with open(folder[0] / "jobs.yaml") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code, said, _ = run()
+    assert code == 2 and "another run of" in said["error"]
+
+
+WRONG = (
+    ("jobs: [", "is no YAML"),
+    ("job: export", "has no list `jobs`"),
+    ("jobs: [5]", "job 1 is no mapping"),
+    ("jobs: [{job: exprot}]", "job is 'exprot'; use one of export, compact, audit, index, stats"),
+    ("jobs: [{job: export, targe: x}]", "(export-1): there is no 'targe'; did you mean 'target'"),
+    ("jobs: [{job: export, target: x, master: y}]", "there is no 'master'"),
+    ("jobs: [{job: export, path: x}]", "Missing option '--target'"),
+    ("jobs: [{job: export, target: [x, y]}]", "target is a list; it takes one value"),
+    ("jobs: [{job: export, target: x, headers: 1}]", "headers is 1; write true or false"),
+    ("jobs: [{job: export, target: x, file-size: 0}]", "0 is not in the range"),
+    ("jobs: [{job: export, target: x, topic: {a: b}}]", "write a text or a number"),
+    ("jobs: [{job: audit, a: x}]", "b is missing"),
+    ("jobs: [{job: audit, a: x, b: y}, {name: audit-1, job: stats}]", "two jobs have the name"),
+    ("{jobs: [{job: stats}], spork: 1}", "there is no 'spork'; did you mean 'spark'"),
+    ("{jobs: [{job: stats}], spark: {conf: {memory: 1}}}", "its names begin with spark."),
+)
+
+
+@pytest.mark.parametrize(("text", "told"), WRONG)
+def test_all_mistakes_of_a_file_are_found_before_its_first_job(folder, run, text, told):
+    (folder[0] / "jobs.yaml").write_text(text)
+    code, said, err = run()
+    assert code == said["exit_code"] == 2 and told in said["error"]
+    assert str(folder[0] / "jobs.yaml") in said["error"] and len(err.splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_and_a_state_that_is_something_else(folder, run):
+    assert "cannot be read" in run()[1]["error"]
+    run(EXPORT)
+    (folder[0] / "jobs.yaml.state").write_text("[]")
+    code, said, _ = run()
+    assert code == 2 and "is not the state of an interrupted run" in said["error"]
+
+
+def test_sparks_options_of_the_file_and_of_the_command_line(folder, run, monkeypatch):
+    sessions = []
+    opened = common._open
+    monkeypatch.setattr(
+        common, "_open", lambda name, session: sessions.append(session) or opened(name, session)
+    )
+    spark = {"master": "local[1]", "memory": "2g", "conf": {"spark.x": 1, "spark.y": True}}
+    run(EXPORT, spark=spark, options=["--memory", "3g", "--conf", "spark.x=2"])
+    (session,) = sessions
+    assert (session.master, session.memory) == ("local[1]", "3g")
+    assert dict(session.settings) == {"spark.x": "2", "spark.y": "true"}
