@@ -82,6 +82,7 @@ ASSIGN = {"subscribe": None}
 OPTIONS = [
     ({"startingofsets": "earliest"}, "unknown option 'startingofsets'.*did you mean"),
     ({"kafka__group__id": "g"}, "option 'kafka.group.id' has no meaning .*remove it"),
+    ({"fetchOffset.numRetries": "9"}, "Kafka's; 'retryTimeout' is how long to wait"),
     ({"includeHeaders": "yes"}, "option 'includeHeaders' is 'yes'; use true or false"),
     ({"failOnDataLoss": ""}, "option 'failOnDataLoss' is ''; use true or false"),
     ({"mode": "fast"}, "option 'mode' is 'fast'; use 'queue' or 'log'"),

@@ -81,9 +81,9 @@ NO_TABLES = (
     "USING hastore OPTIONS (...), which SELECT and INSERT INTO take as a table"
 )
 _BY_LOWER_NAME = {name.lower(): name for name in (*_KNOWN, *SINK_ONLY)}
-_KAFKA_ONLY = frozenset(
-    {"groupidprefix", "kafkaconsumer.polltimeoutms", "fetchoffset.numretries"}
-    | {"fetchoffset.retryintervalms", "includetimestamp"}
+_KAFKA_ONLY = frozenset({"groupidprefix", "includetimestamp"})
+_KAFKA_WAITS = frozenset(
+    {"kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms"}
 )
 _QUEUE_OPTIONS = frozenset(
     name
@@ -232,6 +232,8 @@ def _unknown(given: str) -> str:
     lower = given.lower()
     if lower == "kafka.bootstrap.servers":
         return f"option {given!r} is Kafka's; use {BOOTSTRAP!r} for the addresses of hastore nodes"
+    if lower in _KAFKA_WAITS:
+        return f"option {given!r} is Kafka's; {RETRY_TIMEOUT!r} is how long to wait for nodes"
     if lower.startswith("kafka.") or lower in _KAFKA_ONLY:
         return f"option {given!r} has no meaning for format 'hastore'; remove it"
     if lower == "paths":
