@@ -133,6 +133,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         int, Range(Unit.BYTES, 4 * KIB, 2 * GIB - 1, "RocketMQ's positions in a file are 32-bit")
     ] = GIB
     group_read: bool = False  # let users of the node's group read the store's files
+    # Bytes a second that are read to find damage; None: none. At 1 MiB, 84 GiB a day.
+    scrub_rate: Annotated[int, Range(Unit.BYTES, 64 * KIB, 16 * GIB)] | None = MIB
     warm_files: bool = False  # load new commit log files into memory ahead of use
     flush: Flush = Flush.ASYNC  # in mode dledger a file without this key means SYNC
     flush_interval_ms: Milliseconds = 500

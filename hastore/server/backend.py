@@ -54,6 +54,10 @@ class NodeProcess(Protocol):
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
         ...
 
+    def scrub_status(self) -> dict[str, Any] | None:
+        """Return how far the log was scrubbed, and what was found; None if it is not."""
+        ...
+
     def quota_status(self) -> dict[str, Any]:
         """Return what the identities with a quota have asked of this node."""
         ...
@@ -257,6 +261,7 @@ class BaseBackend:
             "transactions": store.transactions.status(),
             "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,
+            "scrub": self._node.scrub_status(),
             "cuts": store.cuts.status(),
             "cut_messages": store.cuts.messages,
             "unclean": unclean,

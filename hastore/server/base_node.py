@@ -18,7 +18,7 @@ from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
 from hastore.config.checks import config_notes, remoting_refusal
 from hastore.config.file import parse_config
-from hastore.config.model import Config, NodeAddress, Wire
+from hastore.config.model import Config, NodeAddress, StoreKind, Wire
 from hastore.counters import ReplicationCounts
 from hastore.errors import ConfigError, NodeFailedError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
@@ -47,11 +47,13 @@ from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import ScheduleMessageService
+from hastore.server.scrub_service import ScrubService
 from hastore.server.status_history import StatusHistory, measured
 from hastore.server.status_page import StatusPage
 from hastore.server.take_over import TakeOver
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
+from hastore.store.log_store import LogStore
 from hastore.store.state.marker_files import other_log_problem
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ class BaseNode:
     api: ApiServer
     roles: RoleThread
     retention: RetentionService
+    scrub: ScrubService
     delays: ScheduleMessageService
     _history: StatusHistory  # made when the ports are bound
 
@@ -364,6 +367,21 @@ class BaseNode:
         """Return what the identities with a quota have asked of this node."""
         return {} if self._quotas is None else self._quotas.status()
 
+    def _make_scrub(self, store: LogStore) -> ScrubService:
+        config = self.config
+        in_memory = config.store.kind is StoreKind.MEMORY
+        file = self.config_path or "FILE"
+        return ScrubService(
+            store, self._clock, fs=self._fs, path=f"{config.store.root}/hastore/scrub.json",
+            rate=None if in_memory else config.store.scrub_rate,
+            remedy=lambda: f"stop the node, and run `hastore log repair -c {file}`",
+            on_failure=self._on_failure,
+        )  # fmt: skip
+
+    def scrub_status(self) -> dict[str, Any] | None:
+        """Return how far the log was scrubbed, and what was found; None if it is not."""
+        return self.scrub.status()
+
     def own_problems(self) -> list[str]:
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
         found = []
@@ -378,7 +396,8 @@ class BaseNode:
                 "the last good ones stay in force"
             )
         servers = self.name_servers.problems()
-        return [*found, *self.delays.problems(), *self.tls.problems(), *servers]
+        scrubbed = self.scrub.problems()
+        return [*found, *scrubbed, *self.delays.problems(), *self.tls.problems(), *servers]
 
     def client_connections(self) -> int:
         """Return how many clients are connected, and have sent something."""

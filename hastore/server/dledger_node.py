@@ -114,6 +114,7 @@ class DLedgerNode(BaseNode):
             before_removal=self._before_removal,
             waiting_from=self._waiting_from,
         )
+        self.scrub = self._make_scrub(messages)
         self.backend = DLedgerBackend(self, config, self.driver, self.transfer, self.retention)
         self.delays = self._make_delays(self.backend)
         self.api = self._make_api(self.backend, always_all=True, leading=self._leading)
@@ -181,11 +182,13 @@ class DLedgerNode(BaseNode):
         self.driver.start()
         http.start()
         self.retention.start()
+        self.scrub.start()
         self.delays.start()
         self.roles.start()
 
     def _stop_steps(self) -> Iterable[Callable[[], object]]:
         yield self.roles.stop
+        yield self.scrub.stop
         yield self.retention.stop
         yield self.delays.stop
         yield self.driver.stop  # it hands over first

@@ -98,6 +98,7 @@ class Node(BaseNode):
             on_failure=fail,
             waiting_from=self._waiting_from,
         )
+        self.scrub = self._make_scrub(self.store)
         self.take_over = TakeOver(
             fs, root, self.store, clock,
             open_epoch=lambda: self.member.open_epoch, kept=self.retention.kept.find,
@@ -212,6 +213,7 @@ class Node(BaseNode):
         self.ha.acceptor.start()
         http.start()
         self.retention.start()
+        self.scrub.start()
         self.delays.start()
         if self.broker_tables is not None:
             self.broker_tables.start()
@@ -235,6 +237,7 @@ class Node(BaseNode):
         if self.broker_tables is not None:
             yield self.broker_tables.stop
         yield self.roles.stop
+        yield self.scrub.stop
         yield self.retention.stop
         yield self.delays.stop
         yield self.member.step_down

@@ -147,6 +147,7 @@ class LogStore:
         self.hooks = hooks or StoreHooks()
         self.is_open = False
         self.confirmed_soon = False  # as ReplicaLog has it
+        self.times_cut = 0  # how often the log was cut or begun anew since the start
         self._fs = fs
         self._root = config.root
         self._clock = clock
@@ -696,6 +697,18 @@ class LogStore:
                 self.replay.go_on()
             self.hooks.on_readable()
 
+    def fence(self, ranges: Sequence[tuple[int, int]], times_cut: int) -> bool:
+        """Let reads of these ranges of the log fail as damaged, and of no others.
+
+        Returns False, and does nothing, if the log was cut since `times_cut` was read: other
+        records may be there now. A cut lifts the fences beyond it.
+        """
+        with self.log.lock:
+            if self.times_cut != times_cut:
+                return False
+            self.log.fenced = tuple(ranges)
+            return True
+
     def readers_wait(self) -> bool:
         """Whether a reader waits for new records, or did so a moment ago."""
         return self.hooks.readers_wait()
@@ -747,6 +760,8 @@ class LogStore:
                 raise UsageError(f"offset {offset} is outside [{log.min_offset}, {log.max_offset}]")
             start = max(log.min_offset, offset - offset % log.file_size)
             offset = cut_point(log, offset)
+            self.times_cut += 1  # before the bytes change, for who reads them without a lock
+            log.fenced = tuple(one for one in log.fenced if one[1] <= offset)
             self._limits.cut(offset, recovery_start=start)
             log.truncate(offset)
             self.flush_service.reset(min(self.flush_service.flushed_offset, offset))
@@ -841,6 +856,7 @@ class LogStore:
         fs.make_dirs(folder)
         # Limits and replay's progress are reset first: if a crash interrupts the moves, the next
         # start reads the log that it finds from the beginning.
+        self.times_cut += 1
         self._limits.restart(0)
         self.replay.reset(0)
         self.log.queue.release()
@@ -891,6 +907,7 @@ class LogStore:
     def _restart(self, offset: int) -> None:
         """Go on with an empty log that begins at `offset`."""
         self.log.queue.forget()
+        self.log.fenced = ()
         self.log.set_range(offset, offset)
         self.flush_service.reset(offset)
         self.replay.reset(offset)

@@ -205,6 +205,7 @@ class MessageReader:
             or (count < wanted and at + count < high)
             or sum(sizes) > max_bytes
             or begin < max(self._queues.begin_of(topic), log.cold_end, log.min_offset)
+            or log.fenced
         ):
             return None
         (_, view), start = opened, file.start
@@ -225,6 +226,8 @@ class MessageReader:
     ) -> PullResult:  # fmt: skip
         """Return the result of a pull that has read records: those before the first damage."""
         count = count_valid(records, chosen.offsets, chosen.sizes, bodies=check_bodies)
+        if self._log.fenced:
+            count = min(count, self._count_unfenced(chosen))
         if count < chosen.count:
             if not count:
                 raise CorruptRecordError(
@@ -242,6 +245,17 @@ class MessageReader:
             PullStatus.FOUND, following, low, high, records, count, int(chosen.offsets[last]),
             chosen.sizes[:count],
         )  # fmt: skip
+
+    def _count_unfenced(self, chosen: UnitSelection) -> int:
+        """Return how many records come before the first one in a damaged range."""
+        for number, (offset, size) in enumerate(zip(chosen.offsets, chosen.sizes, strict=True)):
+            if self._is_fenced(int(offset), int(size)):
+                return number
+        return int(chosen.count)
+
+    def _is_fenced(self, offset: int, size: int) -> bool:
+        """Whether a record lies in a range that is known to be damaged."""
+        return any(start < offset + size and offset < end for start, end in self._log.fenced)
 
     def _select(self, chosen: UnitSelection, topic: str, queue_id: int, at: int, high: int) -> None:
         """Choose units from queue offset `at` on, and skip holes in the queue."""
@@ -452,6 +466,8 @@ class MessageReader:
 
         With its `size`, as a queue has it, the log is read once instead of twice.
         """
+        if self._is_fenced(offset, 1):
+            return None
         if size and self._log.min_offset <= offset < self._log.max_offset:
             with self._log.view(offset, size) as view:
                 if check_record(view, 0, len(view), offset) == size:

@@ -95,6 +95,12 @@ CHAPTERS: dict[str, tuple[Metric, ...]] = {
         _gauge("hastore_log_bytes", "What the files of the log take, unused room included"),
         _gauge("hastore_disk_free_bytes", "Free room on the disk of the store"),
         _gauge("hastore_rescued_bytes", "What the archives of cut bytes in rescued/ take"),
+        _gauge(
+            "hastore_damaged_bytes",
+            "Bytes of the log that are known to be damaged; reads of them fail",
+        ),
+        _counter("hastore_scrubbed_bytes_total", "Bytes of the log that were read to find damage"),
+        _counter("hastore_scrub_passes_total", "How often the log was read so from end to end"),
         _gauge("hastore_cuts", "Cuts of messages that no operator has dismissed"),
         _gauge(
             "hastore_cut_messages",

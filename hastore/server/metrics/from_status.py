@@ -48,6 +48,10 @@ def add_status(page: Page, status: Mapping[str, Any]) -> None:
         page.add("hastore_registry_connected", bool(status["registry"]["connected"]))
     for server in status.get("name_servers") or ():
         page.add("hastore_name_server_registered", bool(server["brokers"]), str(server["address"]))
+    scrub = status.get("scrub") or {}
+    page.add("hastore_damaged_bytes", scrub.get("damaged_bytes"))
+    page.add("hastore_scrubbed_bytes_total", scrub.get("scrubbed_bytes"))
+    page.add("hastore_scrub_passes_total", scrub.get("passes"))
     _add_slaves(page, status)
     _add_requests(page, status)
     _add_quotas(page, status.get("quotas") or {})

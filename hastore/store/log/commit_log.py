@@ -134,6 +134,7 @@ class CommitLog:
         self.min_offset = 0
         self.max_offset = 0
         self.record_end = 0  # the end of the last record known to be whole; <= max_offset
+        self.fenced: tuple[tuple[int, int], ...] = ()  # damaged ranges; replaced, never changed
         self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
         self.allocator = AllocateService(
             fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files

@@ -1,0 +1,221 @@
+"""ScrubService: what it finds, what readers get then, and what it forgets again."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import CorruptRecordError
+from hastore.fs.filesystem import REAL
+from hastore.server.dledger_node import DLedgerNode
+from hastore.server.node import Node
+from hastore.server.scrub_service import ScrubService
+from hastore.service import raise_failure
+from hastore.store.log_store import LogStore
+from tests.dledger.store import kit as entry_kit
+from tests.server.kit import config_of, group_of_one, running
+from tests.store import kit
+
+COUNT = 400
+FAST = 16 << 30
+
+
+class Scrubbed:
+    """An open store of either mode, all of it readable, and its scrubber."""
+
+    def __init__(self, root: pathlib.Path, mode: str, store: LogStore, places: list[int]) -> None:
+        self.root, self.store, self.places = root, store, places
+        folder = "commitlog" if mode == "classic" else "dledger-n1/data"
+        self.folder = root / folder
+        self.lead = store.log.form.lead
+        self.scrubber = self.make()
+        self.publish()
+
+    def make(self, rate: int = FAST) -> ScrubService:
+        scrubber = ScrubService(
+            self.store, SYSTEM_CLOCK, fs=REAL, path=str(self.root / "hastore/scrub.json"),
+            rate=rate, remedy=lambda: "run this", on_failure=raise_failure,
+        )  # fmt: skip
+        scrubber.start_s = 1e6
+        return scrubber
+
+    def publish(self) -> None:
+        self.store.flush()
+        end = self.store.max_offset
+        self.store.set_limits(confirmed=end, readable=end)
+        assert self.store.wait_dispatched(end, 60)
+
+    def flip(self, number: int, at: int, mask: int = 1) -> None:
+        """Change a byte of a record on the disk."""
+        offset = self.places[number] + at
+        start = offset - offset % kit.FILE_SIZE
+        path = self.folder / f"{start:020}"
+        with open(path, "rb") as file:
+            file.seek(offset - start)
+            (old,) = file.read(1)
+        kit.scribble(str(path), offset - start, bytes([old ^ mask]))
+
+    def pull(self, at: int, count: int = 1000) -> Any:
+        return self.store.reader.pull(
+            "TopicA", 0, at,
+            max_messages=count, max_bytes=1 << 20, limit_offset=self.store.readable_offset,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def scrubbed(root: pathlib.Path, mode: str) -> Iterator[Scrubbed]:
+    messages = [kit.message(number) for number in range(COUNT)]
+    if mode == "classic":
+        with kit.opened(root) as store:
+            places = [one.offset or 0 for one in kit.put(store, *messages)]
+            yield Scrubbed(root, mode, store, places)
+    else:
+        with entry_kit.opened(root) as entries:
+            yield Scrubbed(root, mode, entries.messages, entry_kit.put(entries, 1, *messages))
+
+
+@pytest.fixture(params=["classic", "dledger"])
+def log(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Scrubbed]:
+    with scrubbed(tmp_path / "s", str(request.param)) as found:
+        yield found
+
+
+def test_a_sound_log(log: Scrubbed) -> None:
+    log.scrubber.scrub()
+    status = log.scrubber.status()
+    assert status is not None and status["passes"] == 1 and status["damages"] == []
+    assert status["scrubbed_bytes"] >= log.store.max_offset
+    assert log.scrubber.problems() == [] and log.store.log.fenced == ()
+
+
+def test_damage_is_told_and_fenced_and_all_else_is_served(
+    log: Scrubbed, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.flip(100, 90)  # of the body
+    log.scrubber.scrub()
+    begin, end = log.places[100] - log.lead, log.places[101] - log.lead
+    status = log.scrubber.status()
+    assert status is not None and status["damaged_bytes"] == end - begin
+    (one,) = status["damages"]
+    assert (one["offset"], one["end_offset"]) == (begin, end)
+    (problem,) = log.scrubber.problems()
+    assert f"bytes [{begin}, {end})" in problem and problem.endswith("run this")
+    assert f"bytes [{begin}, {end})" in caplog.text
+    assert log.pull(0).count == 100, "up to the damage"
+    with pytest.raises(CorruptRecordError, match="is damaged"):
+        log.pull(100)
+    assert log.pull(101).count == COUNT - 101
+    assert log.store.reader.record_bytes(log.places[100]) is None
+
+    log.flip(100, 90)  # repaired
+    log.scrubber.scrub()
+    assert log.scrubber.problems() == [] and log.scrubber.damaged_bytes == 0
+    assert log.pull(0).count == COUNT
+    assert "are sound now" in caplog.text
+
+
+def test_what_only_the_crc_of_an_entry_shows_is_not_served_any_more(tmp_path: pathlib.Path) -> None:
+    with scrubbed(tmp_path / "s", "dledger") as log:
+        log.flip(100, 47)  # the born time: the record's own CRC does not cover it
+        assert log.pull(100, 1).count == 1
+        log.scrubber.scrub()
+        with pytest.raises(CorruptRecordError):
+            log.pull(100, 1)
+        assert log.pull(99, 1).count == log.pull(101, 1).count == 1
+
+
+def test_a_cut_lifts_the_fences_beyond_it(log: Scrubbed, tmp_path: pathlib.Path) -> None:
+    log.flip(50, 90)
+    log.flip(300, 90)
+    log.scrubber.scrub()
+    assert len(log.store.log.fenced) == 2
+    if log.lead:
+        return  # entries below the committed index are never cut
+    log.store.set_limits(confirmed=log.places[200], readable=log.places[200])
+    log.store.truncate(log.places[200])
+    kit.put(log.store, *(kit.message(number) for number in range(200, COUNT)))
+    log.publish()
+    assert len(log.store.log.fenced) == 1 and log.pull(200).count == COUNT - 200
+    log.scrubber.scrub()
+    status = log.scrubber.status()
+    assert status is not None
+    assert [one["offset"] for one in status["damages"]] == [log.places[50]]
+    assert len(log.store.log.fenced) == 1
+
+
+def test_retention_removes_what_is_being_read(
+    log: Scrubbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.flip(10, 90)
+    log.flip(COUNT - 3, 90)
+    view, removed = log.store.view, []
+
+    def late(offset: int, size: int) -> Any:
+        if offset >= 20_000 and not removed:
+            removed.append(offset)
+            monkeypatch.setattr(log.store.log, "min_offset", kit.FILE_SIZE)
+        return view(offset, size)
+
+    monkeypatch.setattr("hastore.record.log_walk.WINDOW_BYTES", 5000)
+    monkeypatch.setattr(log.store, "view", late)
+    log.scrubber.scrub()
+    log.scrubber.scrub()
+    status = log.scrubber.status()
+    assert removed and status is not None
+    assert [one["offset"] for one in status["damages"]] == [log.places[COUNT - 3] - log.lead]
+
+
+def test_a_restart_goes_on_and_fences_what_is_known(log: Scrubbed) -> None:
+    log.flip(10, 90)
+    log.scrubber.scrub()
+    log.store.fence((), log.store.times_cut)
+    again = log.make()
+    again.start()
+    try:
+        assert len(log.store.log.fenced) == 1 and len(again.problems()) == 1
+        status = again.status()
+        assert status is not None and (status["passes"], status["scrubbed_bytes"]) == (1, 0)
+    finally:
+        assert again.stop()
+
+
+def test_a_slow_pass_ends_at_once_when_the_node_stops(log: Scrubbed) -> None:
+    slow = log.make(rate=1)
+    slow.start_s = 0.0
+    slow.start()
+    assert slow.stop()
+    assert slow.scrubbed_bytes == 0 and slow.failure is None
+
+
+@pytest.mark.parametrize("mode", ["classic", "dledger"])
+def test_a_node_tells_it_in_status_and_metrics(tmp_path: pathlib.Path, mode: str) -> None:
+    root = tmp_path / "s"
+    node = (
+        Node(config_of(root), lambda: None)
+        if mode == "classic"
+        else DLedgerNode(group_of_one(root), lambda: None)
+    )
+    with running(node):
+        store = node.backend.store
+        (result,), = node.backend.put_encoded([kit.message(1)])
+        assert result.offset is not None
+        store.flush()
+        assert store.wait_dispatched(store.max_offset, 60)
+        store.set_limits(confirmed=store.max_offset, readable=store.max_offset)
+        folder = next(root.glob("commitlog")) if mode == "classic" else next(root.glob("*/data"))
+        kit.scribble(str(folder / f"{0:020}"), result.offset + 90, b"\xff")
+        node.scrub.scrub()
+        status = node.backend.status()
+        size = status["scrub"]["damaged_bytes"]
+        assert size > 0 and status["scrub"]["rate"] == 1 << 20
+        assert any("hastore log repair -c FILE" in one for one in status["problems"])
+        page = node.metrics.render().decode()
+        assert any(
+            line.startswith("hastore_damaged_bytes{") and line.endswith(f" {size}")
+            for line in page.splitlines()
+        )
