@@ -78,7 +78,10 @@ def test_a_damaged_record(tmp_path: pathlib.Path) -> None:
             prometheus.check_only("HastoreRequestsFail")
 
 
-@fires("HastoreDiskFillsUp", "HastoreDiskFull", "HastoreSlaveLags", "HastoreProblems")
+@fires(
+    *("HastoreDiskFillsUp", "HastoreDiskFull", "HastoreSlaveLags", "HastoreProblems"),
+    "HastorePutsUnconfirmed",
+)
 @pytest.mark.slow("the lag of a slave counts from 60 s on")
 def test_a_disk_that_fills_up(tmp_path: pathlib.Path, small_disk: pathlib.Path) -> None:
     with Group(tmp_path, store={"commitlog_file_size": "256KiB"}) as group:
@@ -87,7 +90,7 @@ def test_a_disk_that_fills_up(tmp_path: pathlib.Path, small_disk: pathlib.Path) 
         disk = SmallDisk(small_disk)
         with (
             Prometheus(tmp_path, group.start()) as prometheus,
-            puts([one.api], bytes(3_000), acks=1),
+            puts([one.api], bytes(3_000)),
         ):
             stop = threading.Event()
 
@@ -105,12 +108,13 @@ def test_a_disk_that_fills_up(tmp_path: pathlib.Path, small_disk: pathlib.Path) 
             disk.fill(disk.free_bytes - 64 * 1024)
             prometheus.wait_firing("HastoreDiskFull", **of(two))
             prometheus.wait_firing("HastoreProblems", **of(two))
+            prometheus.wait_firing("HastorePutsUnconfirmed", **of(one))
             prometheus.wait_firing("HastoreSlaveLags", **of(one), slave="2")
             disk.make_room()
             prometheus.wait_gone()
             prometheus.check_only(
                 "HastoreDiskFillsUp", "HastoreDiskFull", "HastoreProblems", "HastoreSlaveLags",
-                "HastoreNothingConfirmed",
+                "HastoreNothingConfirmed", "HastorePutsUnconfirmed",
             )  # fmt: skip
 
 

@@ -164,13 +164,22 @@ def test_a_slave_that_has_lost_a_file_and_has_no_master(tmp_path: pathlib.Path) 
 
 @pytest.mark.slow(WHY)
 def test_a_group_that_elects_and_has_no_majority(tmp_path: pathlib.Path) -> None:
-    with DLedgerGroup(tmp_path) as group, Prometheus(tmp_path, group.start()) as prometheus:
+    with (
+        DLedgerGroup(tmp_path, faulty=True) as group,
+        Prometheus(tmp_path, group.start()) as prometheus,
+    ):
         leader = group.wait_leader()
         lost, last = group.followers(leader)
         lost.kill()
         labels = {**of(leader), "slave": str(lost.number)}
         prometheus.wait_firing("HastoreSlaveNotInSync", **labels)
         prometheus.wait_firing("HastoreNodeDown", instance=lost.http)
+        group.faults[last.number]["full"] = 1
+        with puts(group.bootstrap, bytes(3_000)):
+            prometheus.wait_firing("HastoreTooFewInSync", **of(leader))
+        group.faults[last.number].heal()
+        prometheus.wait_gone("HastoreTooFewInSync")
+
         last.pause()
         prometheus.wait_firing("HastorePutsRefused", **TEST)
         # A leader without a majority steps down: it is no leader that lacks nodes in sync.
@@ -179,9 +188,11 @@ def test_a_group_that_elects_and_has_no_majority(tmp_path: pathlib.Path) -> None
         lost.start("dledger")
         group.wait_leader()
         prometheus.wait_gone()
+        full = ("HastoreDiskFull", "HastoreDiskFillsUp", "HastorePutsUnconfirmed")
         prometheus.check_only(
-            "HastoreSlaveNotInSync", "HastoreNodeDown", "HastorePutsRefused", also=PASSING
-        )
+            "HastoreSlaveNotInSync", "HastoreNodeDown", "HastoreTooFewInSync", "HastorePutsRefused",
+            also=(*full, *PASSING, "HastoreNothingConfirmed"),
+        )  # fmt: skip
 
 
 @pytest.mark.slow(WHY)
