@@ -16,7 +16,6 @@ are stored already, and each change is in the topic once.
 import functools
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from hastore.pipeline.read_positions import (
     positions_as_json,
     unread,
 )
-from hastore.pipeline.running import Start, run_action
+from hastore.pipeline.running import Start, Stopwatch, run_action
 from hastore.pipeline.target import (
     StagedFile,
     Target,
@@ -131,7 +130,7 @@ def compact_with(
     progress: JobProgress | None = None,
 ) -> CompactSummary:
     """Compact as `compact` does; call `start` only if there is something to read or to publish."""
-    began = time.monotonic()
+    watch = Stopwatch(start)
     options, progress = options or CompactOptions(), progress or JobProgress()
     check_compression(options.compression)
     fail = options.fail_on_data_loss
@@ -143,18 +142,18 @@ def compact_with(
         select(strategy, backend)  # its errors before the target
         with Target(target, "compact") as opened:
             options = _take_over(opened.path, opened.state, topic, options)
-            published = _publish(start, opened, options, progress)  # of a run that died
+            published = _publish(watch.start, opened, options, progress)  # of a run that died
             positions, ranges, lost = unread(
                 backend, strategy, opened.state, fail_on_data_loss=fail
             )
             progress.keep(f"{opened.path} is as it was before")
             if ranges or not opened.number:
-                spark = start()
+                spark = watch.start()
                 try:
                     _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
                 except StoreFullError as full:
                     raise StoreFullError(f"{full}. The target has what it had before") from full
-                published += _publish(start, opened, options, progress)
+                published += _publish(watch.start, opened, options, progress)
             files = opened.files()
             state = opened.state
             return CompactSummary(
@@ -167,7 +166,7 @@ def compact_with(
                 bytes=sum(files.values()),
                 lost_messages=sum(one.messages for one in lost),
                 published=published,
-                seconds=round(time.monotonic() - began, 3),
+                seconds=watch.seconds,
             )
 
 

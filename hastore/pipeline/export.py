@@ -38,7 +38,7 @@ from hastore.pipeline.read_positions import (
     positions_as_json,
     unread,
 )
-from hastore.pipeline.running import Start, run_tasks
+from hastore.pipeline.running import Start, Stopwatch, run_tasks
 from hastore.pipeline.target import StagedFile, Target
 from hastore.pipeline.where import Where, as_option
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -157,7 +157,7 @@ def export_with(
     The positions of the target are compared with the ends of the queues first, which takes no
     Spark. So a run that finds nothing new ends at once.
     """
-    began = time.monotonic()
+    watch = Stopwatch(start)
     options, progress = options or ExportOptions(), progress or JobProgress()
     check_options(options)
     parsed = where.parsed(
@@ -180,14 +180,14 @@ def export_with(
             options, taken = take_over(opened.path, opened.state, options)
             run = _Run(opened, positions, progress, end_positions(backend, ranges))
             if ranges:
-                spark = start()
+                spark = watch.start()
                 run.shape = _settle(spark, opened, options, backend, ranges)
                 given = None if options.json_schema == INFER else options.json_schema
                 run.json_ddl = opened.state.get("json_ddl", given)
                 cores = spark.sparkContext.defaultParallelism
                 pieces = plan(backend, ranges, cores, options.file_bytes)
                 _write_all(spark, run, backend, pieces, parsed, options)
-            merged = _merge(start, opened, options, progress) if options.merge else (0, 0)
+            merged = _merge(watch.start, opened, options, progress) if options.merge else (0, 0)
     return ExportSummary(
         target=str(opened.path),
         messages=sum(run.messages.values()),
@@ -201,7 +201,7 @@ def export_with(
         merged_into=merged[1],
         commits=run.commits,
         taken_over=taken,
-        seconds=round(time.monotonic() - began, 3),
+        seconds=watch.seconds,
     )
 
 

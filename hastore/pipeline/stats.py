@@ -20,12 +20,11 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.lag import MINUTE_MS, POINTS_MAX, LagLines, sample_lag
 from hastore.pipeline.plots import OTHERS, SHOWN_MS, draw
 from hastore.pipeline.progress import JobProgress
-from hastore.pipeline.running import Start, run_action
+from hastore.pipeline.running import Start, Stopwatch, run_action
 from hastore.pipeline.where import Where
 from hastore.spark.read.planning import open_backend, select
 
@@ -92,13 +91,13 @@ def stats_with(
 ) -> StatsSummary:
     """Compute as `run_stats` does; call `start`, after the samples, only if there are messages."""
     shown = progress or JobProgress()
-    began_ms = SYSTEM_CLOCK.monotonic_ms()
+    watch = Stopwatch(start)
     check_stats(where, options)
     lag = sample_lag(where.servers, options.sample_s, shown)
     if options.lag_only or not (options.parquet or _has_messages(where, options)):
         found = _Found(plots=_draw([], [], MINUTE_MS, lag.lines, options))
     else:
-        found = _of_messages(start(), where, options, lag.lines, shown)
+        found = _of_messages(watch.start(), where, options, lag.lines, shown)
     return StatsSummary(
         source=where.path or where.servers or "",
         topics=[_topic_fields(row) for row in found.topics],
@@ -109,7 +108,7 @@ def stats_with(
         parquet=options.parquet,
         plots=found.plots,
         not_plotted=found.not_plotted,
-        seconds=round((SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1000, 3),
+        seconds=watch.seconds,
     )
 
 

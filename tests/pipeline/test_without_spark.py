@@ -8,7 +8,7 @@ from hastore.cli.common import run_code
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
 from hastore.pipeline import export as export_job
-from hastore.pipeline import lag
+from hastore.pipeline import lag, running
 from hastore.pipeline.compact import COLUMNS
 from hastore.pipeline.export import export
 from hastore.pipeline.read_positions import end_positions, positions_as_json
@@ -116,3 +116,18 @@ def test_the_lag_alone_is_sampled_and_drawn(run, monkeypatch, tmp_path):
     found = run(*arguments)
     assert [one["node"] for one in found["lag"]] == ["node 2", "unconfirmed"]
     assert found["plots"] == [str(tmp_path / "plots" / "lag.png")]
+
+
+def test_the_start_of_spark_is_not_in_the_seconds_of_a_job(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
+
+    def start():
+        now[0] += 40
+        return "session"
+
+    watch = running.Stopwatch(start)
+    now[0] += 1
+    assert watch.start() == "session"
+    now[0] += 2
+    assert watch.seconds == 3
