@@ -6,6 +6,7 @@ of the job's own, or the one that spark-submit configured.
 """
 
 import itertools
+import logging
 import os
 import re
 import signal
@@ -331,14 +332,25 @@ class SignalStop:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Handle signals in the body."""
-        with handled(self._on_signal):
-            yield
+        """Handle signals in the body.
+
+        Py4J logs the KeyboardInterrupt of a call to the JVM, with its traceback; that is left out.
+        """
+        log = logging.getLogger()
+        log.addFilter(self._is_no_interrupt)
+        try:
+            with handled(self._on_signal):
+                yield
+        finally:
+            log.removeFilter(self._is_no_interrupt)
 
     def listen(self) -> None:
         """Handle signals again, after other code has set handlers of its own in the body."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
+
+    def _is_no_interrupt(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("KeyboardInterrupt while sending command")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.number is None:

@@ -1,6 +1,7 @@
 """`hastore pipeline` without Spark: its help, and what it says when a requirement is missing."""
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -186,3 +187,21 @@ def test_right_arguments_start_spark(places, monkeypatch):
             words = [word.format(**places) for word in arguments.split()]
             pipeline_group(words, standalone_mode=False, obj=None)
     assert started == ["stats", "export", "compact", "index", "audit"]
+
+
+def test_a_signal_within_a_call_to_the_jvm_leaves_no_traceback(caplog):
+    """Py4J logs it at the root logger; anything else that is logged there is kept."""
+    pytest.importorskip("pyspark")
+    from hastore.pipeline.running import SignalStop
+
+    def log():
+        logging.getLogger().error("KeyboardInterrupt while sending command.")
+        logging.getLogger().error("something else")
+
+    with SignalStop().raised():  # as `run` has one, and each of its jobs
+        with SignalStop().raised():
+            pass
+        log()
+    assert [record.message for record in caplog.records] == ["something else"]
+    log()
+    assert len(caplog.records) == 3
