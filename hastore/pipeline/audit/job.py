@@ -92,7 +92,7 @@ def ranges_outside(
 
 TASK_BYTES_MIN = 128 * 1024 * 1024
 TASK_BYTES_MAX = 1024 * 1024 * 1024
-TASKS_OF_A_CORE = 8
+TASKS_OF_A_CORE = 2  # 128 MiB take a core 0.03 s: more tasks would cost more than they share out
 LISTED_MAX = 100  # ranges that differ, listed in the summary
 
 Runner = Callable[[Sequence[Task]], Any]  # a generator of (task, result)
@@ -224,15 +224,23 @@ def beyond_torn_record(a: Extent, b: Extent, end: int, algorithm: str) -> int:
 
 
 def cut_tasks(a: Extent, b: Extent, start: int, end: int, algorithm: str, cores: int) -> list[Task]:
-    """Cut [start, end) into tasks, which begin at multiples of RANGE_BYTES."""
-    size = (end - start) // max(1, cores * TASKS_OF_A_CORE)
-    size = min(max(size, TASK_BYTES_MIN), TASK_BYTES_MAX)
-    size -= size % RANGE_BYTES
+    """Cut [start, end) into tasks, which begin at multiples of RANGE_BYTES.
+
+    If there are more tasks than cores, each core gets the same number, as far as ranges allow: else
+    some would wait for the last tasks.
+    """
+    base = start - start % RANGE_BYTES
+    total = end - base
+    count = min(cores * TASKS_OF_A_CORE, -(-total // TASK_BYTES_MIN))
+    count = max(count, -(-total // TASK_BYTES_MAX), 1)
+    if count > cores:
+        count = -(-count // cores) * cores
+    size = -(-total // (count * RANGE_BYTES)) * RANGE_BYTES
     tasks, security = [], named_file()
     while start < end:
-        stop = min(end, start - start % RANGE_BYTES + size)
+        stop = min(end, base + size)
         tasks.append(Task(a, b, start, stop, algorithm, security))
-        start = stop
+        start = base = stop
     return tasks
 
 

@@ -37,6 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         monkeypatch.setattr(module, "RANGE_BYTES", size)
     monkeypatch.setattr(task, "COMPARED_BYTES", 256)
     monkeypatch.setattr(job, "TASK_BYTES_MIN", 2 * size)
+    monkeypatch.setattr(job, "TASK_BYTES_MAX", 2 * size)
 
 
 def items(store: pathlib.Path) -> list[tuple[int, int, dict[str, Any]]]:
