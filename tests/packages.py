@@ -259,6 +259,7 @@ TABLE = (
             *("store.append.payloads", "store.append.results"),
             *("store.log_store", "store.message_store"),
             *("store.state.marker_files", "store.derived.consume_queue"),
+            "repair.mending",
             *("ha", "dledger", "server.api", "server.remoting", "server.metrics"),
         ),
     ),
@@ -361,6 +362,7 @@ MODULES = {
     "pytest_plugin": ("testing",),
     "otel": ("__init__", "aio", "client", "client.producer", "errors"),  # not imported by others
     "fs.protocols": ("errors",),
+    "repair.mending": ("errors", "record", "ha.rules.epochs"),  # a running node uses it too
     "config.model": (),
     "security.scram": ("errors",),
     "security.identity": ("security.scram",),  # all that a client without identities loads

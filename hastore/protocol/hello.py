@@ -63,6 +63,7 @@ HELLO_BYTES_MAX = 64 * 1024
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
 STORE_ID_MAX = 64
+REPAIR_BYTES_MAX = 32 * 1024  # of a RangeOf, whose frame has at most 64 KiB
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 
@@ -76,6 +77,7 @@ class Purpose(Enum):
     COPY = "copy"
     DLEDGER = "dledger"  # the link between two nodes of a DLedger group (protocol/dledger_link.py)
     FORWARD = "forward"  # requests of RocketMQ's clients, to the master (protocol/forward_link.py)
+    REPAIR = "repair"  # bytes of the log that are damaged at the caller; the answer is RangeOf
 
 
 class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +109,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     largest_frame: int
     file_size: int
     nonce: bytes
-    # PROMISE: `acks` and node list are those of the candidate's epoch. COPY: the range to copy, and
+    # PROMISE: `acks` and node list are those of the candidate's epoch. REPAIR: the range that is
+    # wanted, at most REPAIR_BYTES_MAX, in both modes. COPY: the range to copy, and
     # the last epoch and log end that the source must still have.
     acks: int = 0
     nodes: tuple[int, ...] = ()
@@ -227,6 +230,18 @@ class Forwarding(msgspec.Struct, frozen=True, tag="forwarding"):
     aged: bool = False
 
 
+class RangeOf(msgspec.Struct, frozen=True, tag="range"):
+    """Bytes of the log, unchecked; none if not all of the range is readable.
+
+    `epochs` are the (epoch, start offset) entries of the history that cover the range (classic).
+    """
+
+    min_offset: int
+    readable_offset: int
+    data: bytes
+    epochs: tuple[tuple[int, int], ...] = ()
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The request is refused; `reason` is text for the operator."""
 
@@ -246,6 +261,7 @@ Answer = (
     | Linked
     | StoreKnown
     | Forwarding
+    | RangeOf
     | Refused
 )
 

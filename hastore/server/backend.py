@@ -54,8 +54,8 @@ class NodeProcess(Protocol):
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
         ...
 
-    def scrub_status(self) -> dict[str, Any] | None:
-        """Return how far the log was scrubbed, and what was found; None if it is not."""
+    def scrub_status(self) -> dict[str, Any]:
+        """Return how far the log was scrubbed, what was found, and what was repaired."""
         ...
 
     def quota_status(self) -> dict[str, Any]:

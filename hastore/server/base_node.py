@@ -23,8 +23,11 @@ from hastore.counters import ReplicationCounts
 from hastore.errors import ConfigError, NodeFailedError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.node.node_state import NodeState
+from hastore.ha.rules.epochs import EpochStarts
 from hastore.record.codec import Host
 from hastore.record.delays import parse_levels
+from hastore.record.log_walk import Damage, LogWalk
+from hastore.repair.mending import Mended
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
 from hastore.security.slots import KnownHosts
@@ -35,7 +38,7 @@ from hastore.server.api.backend import ApiBackend
 from hastore.server.api.quotas import Quotas
 from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
-from hastore.server.callbacks import connect_audit, connect_delays
+from hastore.server.callbacks import connect_audit, connect_delays, connect_scrub
 from hastore.server.delays_taken import read_offsets
 from hastore.server.http_server import HttpAccess, HttpServer
 from hastore.server.metrics.node_metrics import NodeMetrics
@@ -45,6 +48,7 @@ from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.elsewhere import Elsewhere
 from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
+from hastore.server.repairing import mend_from
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import ScheduleMessageService
 from hastore.server.scrub_service import ScrubService
@@ -210,6 +214,7 @@ class BaseNode:
         for note in config_notes(self.config, starts=True):
             log.warning("%s", note)
         connect_audit(self.backend.store, self.audit)
+        connect_scrub(self.backend.store, self.scrub)
         self.backend.store.flush_service.tell_slow(self.config.log.slow_threshold_ms)
         self._lock_and_open()
         try:
@@ -309,6 +314,14 @@ class BaseNode:
         """Call a node, to forward requests to it; raises HastoreError or OSError."""
         raise NotImplementedError
 
+    def _dial_repair(self, node: int, start: int, end: int) -> "Call":
+        """Ask a node for bytes of the log; raises HastoreError or OSError."""
+        raise NotImplementedError
+
+    def _own_epochs(self) -> EpochStarts | None:
+        """Return the history of the log; None if its entries have their terms."""
+        return None
+
     @property
     def _replication(self) -> ReplicationCounts:
         raise NotImplementedError
@@ -373,13 +386,19 @@ class BaseNode:
         file = self.config_path or "FILE"
         return ScrubService(
             store, self._clock, fs=self._fs, path=f"{config.store.root}/hastore/scrub.json",
-            rate=None if in_memory else config.store.scrub_rate,
+            rate=None if in_memory else config.store.scrub_rate, mend=self._mend,
             remedy=lambda: f"stop the node, and run `hastore log repair -c {file}`",
             on_failure=self._on_failure,
         )  # fmt: skip
 
-    def scrub_status(self) -> dict[str, Any] | None:
-        """Return how far the log was scrubbed, and what was found; None if it is not."""
+    def _mend(self, walk: LogWalk, damage: Damage) -> Mended:
+        """Repair a damaged range of the log from another node."""
+        nodes = [node for node in self._known_nodes if node != self.config.node]
+        store = self.backend.store
+        return mend_from(store, self._own_epochs(), nodes, self._dial_repair, walk, damage)
+
+    def scrub_status(self) -> dict[str, Any]:
+        """Return how far the log was scrubbed, what was found, and what was repaired."""
         return self.scrub.status()
 
     def own_problems(self) -> list[str]:

@@ -15,6 +15,7 @@ set (tests/test_style.py).
                                  was dismissed                housekeeping; none
     DLedgerDriver.on_persisted   after each sync              the one that synced; none
     GroupService.note_leader     another role, term, leader   whoever stepped the core; none
+    ScrubService.note_read       a reader met damage          the reader's; none of the store's
     ScheduleMessageService.wake  delayed messages were read   IndexBuildService; none
     ApiWaker.puts_done           after a batch of ended puts  the one that learned of their outcome;
                                                               none, with acks 0 the write gate
@@ -40,6 +41,7 @@ from hastore.security.audit_log import AuditLog
 from hastore.server.api.backend import ApiWaker
 from hastore.server.role_service import RoleService
 from hastore.server.schedule_service import ScheduleMessageService
+from hastore.server.scrub_service import ScrubService
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore
 
@@ -78,6 +80,11 @@ def connect_driver(
     store.on_persisted = driver.on_persisted
     if on_role is not None:
         driver.on_role = on_role
+
+
+def connect_scrub(store: LogStore, scrub: ScrubService) -> None:
+    """Let readers of the store tell of damage to the thread that repairs it."""
+    store.hooks.on_damage = scrub.note_read
 
 
 def connect_delays(store: LogStore, delays: ScheduleMessageService) -> None:

@@ -167,6 +167,10 @@ class DLedgerNode(BaseNode):
     def _dial_forward(self, node: int, timeout_ms: float) -> Call:
         return self.driver.links.dial_forward(node, timeout_ms)
 
+    def _dial_repair(self, node: int, start: int, end: int) -> Call:
+        timeout_ms = self.config.ha.hello_timeout_ms
+        return self.driver.links.dial_repair(node, start, end, timeout_ms)
+
     def _open_store(self) -> None:
         # Before this version writes there again: a crash in between must not lose the trace.
         if not self.state.is_new and self.store.messages.is_of_version_before():

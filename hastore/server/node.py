@@ -16,7 +16,8 @@ from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.replica.rewind import finish_cut
-from hastore.ha.rules.epochs import CLASSIC_EPOCH
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochStarts
+from hastore.protocol.hello import Purpose
 from hastore.registry.remembered import RegistryMemory
 from hastore.server.backend import NodeBackend
 from hastore.server.base_node import BaseNode, read_secret, store_host
@@ -172,6 +173,15 @@ class Node(BaseNode):
 
     def _dial_forward(self, node: int, timeout_ms: float) -> Call:
         return dial_member(self.member, node, timeout_ms)
+
+    def _dial_repair(self, node: int, start: int, end: int) -> Call:
+        timeout_ms = self.config.ha.hello_timeout_ms
+        return dial_member(
+            self.member, node, timeout_ms, Purpose.REPAIR, copy_from=start, copy_to=end
+        )
+
+    def _own_epochs(self) -> EpochStarts:
+        return [(entry.epoch, entry.start) for entry in self.state.history]
 
     def _open_store(self) -> None:
         if self.registry is not None:

@@ -1,9 +1,10 @@
-"""ScrubService: the thread that reads the log again, slowly, and finds what has become damaged.
+"""ScrubService: the thread that reads the log again, slowly, and repairs what has become damaged.
 
 It reads what consumers may read and what is synced, at `store.scrub_rate`, from the log's begin to
 its end, and begins again PASS_MS after it began. What it finds is fenced: a read of that range
 fails with CorruptRecordError, also where only the CRC of an entry shows the damage. All else is
-served. Known damage is looked at again before each pass, in case it was repaired.
+served. Then it is repaired from another node, if one has the bytes (repairing.py): at once, and
+again at each pass. A damaged record that a reader meets is looked at right away.
 
 Where a pass is, and what was found, is kept in hastore/scrub.json, so that a restart goes on with
 the file that was being read.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ from hastore.clock import Clock
 from hastore.errors import HastoreError, StoreError, UsageError
 from hastore.fs.filesystem import FileSystem
 from hastore.record.log_walk import Damage, LogWalk
+from hastore.repair.mending import Mended
 from hastore.service import OnFailure, Service
 from hastore.store.log_store import LogStore
 
@@ -30,8 +33,13 @@ log = logging.getLogger(__name__)
 START_S = 60.0  # a node that starts has other things to read
 PASS_MS = 3_600_000.0  # from the begin of a pass to the next one's, at least
 SAVE_MS = 60_000.0
+DEFAULT_RATE = 1 << 20  # at which known damage is looked at again without `store.scrub_rate`
 RETRY_S = 60.0  # after a failure of the disk that is no damage
 NOTED_MAX = 1000  # ranges; a disk with more is to be replaced
+ASKED_MAX = 100  # offsets that readers have met, and that wait
+
+# Repairs the range that the walk has just returned.
+Mend = Callable[[LogWalk, Damage], Mended]
 
 
 class Progress(msgspec.Struct):
@@ -58,10 +66,11 @@ class ScrubService(Service):
         fs: FileSystem,
         path: str,
         rate: int | None,
+        mend: Mend,
         remedy: Callable[[], str],
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `rate` is in bytes a second, None: the service does nothing.
+        """Prepare; `rate` is in bytes a second, None: only what readers meet is looked at.
 
         `path` is that of the file with the progress. `remedy()` says what to do about damage.
         """
@@ -73,8 +82,15 @@ class ScrubService(Service):
         self._fs = fs
         self._path = path
         self._rate = rate
+        self.repaired_bytes = 0  # since the start
+        self._mend = mend
         self._remedy = remedy
         self._now = Progress()
+        self._seen: dict[int, Damage] = {}  # of the pass that is under way
+        self._unrepaired: dict[int, str] = {}  # why, by where the range begins
+        self._asked: deque[int] = deque()
+        self._is_looking = False
+        self._is_wanted = False
         self._found: dict[int, Damage] = {}  # by where it begins; replaced, never changed
         self._walk: LogWalk | None = None
         self._cuts = 0  # `times_cut` of the store for which `_found` holds
@@ -84,10 +100,8 @@ class ScrubService(Service):
 
     # -- any thread --------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any] | None:
-        """Return the progress and what was found; None if the log is not scrubbed."""
-        if self._rate is None:
-            return None
+    def status(self) -> dict[str, Any]:
+        """Return the progress, what was found, and what was repaired; offsets are bytes."""
         found, walk = self._found, self._walk
         return {
             "rate": self._rate,
@@ -96,9 +110,13 @@ class ScrubService(Service):
             "passes": self._now.passes,
             "passed_wall_ms": self._now.passed_wall_ms,
             "scrubbed_bytes": self.scrubbed_bytes,
+            "repaired_bytes": self.repaired_bytes,
             "damaged_bytes": self.damaged_bytes,
             "damages": [
-                {"offset": one.start, "end_offset": one.end, "reason": one.reason}
+                {
+                    "offset": one.start, "end_offset": one.end, "reason": one.reason,
+                    "not_repaired": self._unrepaired.get(one.start),
+                }
                 for one in found.values()
             ],
         }
@@ -115,6 +133,8 @@ class ScrubService(Service):
         if found:
             first = found[0]
             more = f", and {len(found) - 1} other ranges" if len(found) > 1 else ""
+            why = self._unrepaired.get(first.start)
+            more += "" if why is None else f"; no other node can repair it now ({why})"
             told.append(
                 f"the log is damaged: bytes [{first.start}, {first.end}): {first.reason}{more}; "
                 f"reads of them fail at this node, all else is served: {self._remedy()}"
@@ -123,7 +143,15 @@ class ScrubService(Service):
 
     def scrub_now(self) -> None:
         """Begin the next pass without waiting for its time."""
+        self._is_wanted = True
         self._woken.set()
+
+    def note_read(self, offset: int) -> None:
+        """Look at the record at this offset soon: a reader has found it damaged."""
+        known = any(one.start <= offset < one.end for one in self._found.values())
+        if not known and len(self._asked) < ASKED_MAX and offset not in self._asked:
+            self._asked.append(offset)
+            self._woken.set()
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -133,19 +161,18 @@ class ScrubService(Service):
 
     def start(self) -> None:
         """Fence what an earlier process found, then start the thread; the store is open."""
-        if self._rate is not None:
-            self._cuts = self._store.times_cut
-            self._load()
+        self._cuts = self._store.times_cut
+        self._load()
         super().start()
 
     def run(self) -> None:
         """Scrub until stopped."""
-        if self._rate is None:
-            return
-        self._wait(self.start_s)
+        wait_s = self.start_s
         while not self.stopping.is_set():
             begun_ms = self._clock.monotonic_ms()
             try:
+                self._wait(wait_s)
+                begun_ms = self._clock.monotonic_ms()
                 self.scrub()
                 self._failure = None
             except _Stopped:
@@ -153,54 +180,102 @@ class ScrubService(Service):
             except OSError as failure:
                 if self._failure is None:
                     log.error("the log cannot be scrubbed: %s", failure)
-                self._failure = str(failure)
-                self._wait(RETRY_S)
+                self._failure, wait_s = str(failure), RETRY_S
                 continue
             took_ms = self._clock.monotonic_ms() - begun_ms
-            self._wait(max(self.pass_ms - took_ms, 0.0) / 1000.0)
+            wait_s = max(self.pass_ms - took_ms, 0.0) / 1000.0
         if self.scrubbed_bytes:
             self._save()
 
     def _wait(self, seconds: float) -> None:
-        self._woken.wait(seconds)
-        if not self.stopping.is_set():
+        """Wait for the next pass, and look at what readers meet. Raises OSError, _Stopped."""
+        until_ms = self._clock.monotonic_ms() + 1000.0 * seconds
+        while not self.stopping.is_set():
             self._woken.clear()
+            self.look_at_reads()
+            left_ms = until_ms - self._clock.monotonic_ms()
+            if left_ms <= 0 or self._is_wanted:
+                self._is_wanted = False
+                return
+            self._woken.wait(left_ms / 1000.0)
+        raise _Stopped
+
+    def look_at_reads(self) -> None:
+        """Look at what readers have met, in the thread of the service. Raises OSError, _Stopped."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        try:
+            while self._asked:
+                self._forget_if_cut()
+                start = self._asked.popleft() - self._store.log.form.lead
+                limit = self._store.dispatched_offset
+                if self._store.min_offset <= start < limit:
+                    walk = LogWalk(
+                        self._store.log.form, self._read, self._store.file_size, start, start + 1,
+                        limit=limit,
+                    )  # fmt: skip
+                    self._through_or_moved(walk)
+        finally:
+            self._is_looking = False
 
     def scrub(self) -> None:
         """Make a pass, or the rest of one, in the calling thread. Raises OSError, _Stopped."""
         self._look_again()
+        if self._rate is None:
+            return
         begin = self._begin()
-        seen: dict[int, Damage] = {}
+        self._seen = {}
         while True:
-            if self._forget_if_cut():
-                seen.clear()
+            self._forget_if_cut()
             walk = self._walk = self._new_walk(begin)
-            if walk is None:
-                break
-            try:
-                self._through(walk, seen)
-            except (StoreError, UsageError) as failure:
-                if not self._has_moved(walk):
-                    raise OSError(str(failure)) from failure
-            if not self._has_moved(walk):
+            if walk is None or self._through_or_moved(walk):
                 break
             begin = self._aligned(walk.offset)
         self._walk = None
         low = self._now.offset
         kept = {start: one for start, one in self._found.items() if start < low}
-        self._take(kept | seen)
+        self._take(kept | self._seen)
         self._now.offset, self._now.passes = 0, self._now.passes + 1
         self._now.passed_wall_ms = self._clock.wall_ms()
         self._save()
 
-    def _through(self, walk: LogWalk, seen: dict[int, Damage]) -> None:
-        """Walk to the end, or to a change of the log; note what is damaged."""
-        while (damage := walk.next_damage()) is not None:
-            if self._has_moved(walk):
-                return
-            seen[damage.start] = damage
-            self._note(damage)
-            walk.skip(damage)
+    def _through_or_moved(self, walk: LogWalk) -> bool:
+        """Walk to the end, repair what is damaged, and note the rest; False if the log changed."""
+        written_to = -1
+        try:
+            while (damage := walk.next_damage()) is not None:
+                if self._has_moved(walk):
+                    return False
+                self._note(damage)
+                if damage.start >= written_to and self._is_mended(walk, damage):
+                    written_to = damage.end
+                else:
+                    walk.skip(damage)
+        except (StoreError, UsageError) as failure:
+            if not self._has_moved(walk):
+                raise OSError(str(failure)) from failure
+        return not self._has_moved(walk)
+
+    def _is_mended(self, walk: LogWalk, damage: Damage) -> bool:
+        """Try to repair a range; `walk` then reads it again."""
+        mended = self._mend(walk, damage)
+        if not mended.written:
+            why = "; ".join(mended.refusals) or "there is no other node"
+            if self._unrepaired.get(damage.start) != why:
+                log.error("bytes [%d, %d) are not repaired: %s", damage.start, damage.end, why)
+            self._unrepaired[damage.start] = why
+            return False
+        log.warning(
+            "bytes [%d, %d) of the log were damaged, and are repaired from %s",
+            damage.start, damage.end, mended.source,
+        )  # fmt: skip
+        self.repaired_bytes += damage.end - damage.start
+        self._unrepaired.pop(damage.start, None)
+        self._seen.pop(damage.start, None)
+        self._take({start: one for start, one in self._found.items() if start != damage.start})
+        self._save()
+        return True
 
     def _begin(self) -> int:
         """Return where a pass begins, or goes on: at an item."""
@@ -231,15 +306,16 @@ class ScrubService(Service):
         """Forget what was found before a cut: other records may be there; a pass finds the rest."""
         if self._store.times_cut == self._cuts:
             return False
-        self._cuts, self._found = self._store.times_cut, {}
+        self._cuts, self._found, self._seen = self._store.times_cut, {}, {}
+        self._unrepaired.clear()
         self._store.fence((), self._cuts)
         return True
 
     def _read(self, offset: int, size: int) -> bytes:
         """Read bytes of the log at the rate. Raises StoreError, UsageError if they are gone."""
-        assert self._rate is not None
-        if self.stopping.wait(size / self._rate):
+        if self.stopping.wait(0.0 if self._is_looking else size / (self._rate or DEFAULT_RATE)):
             raise _Stopped
+        self.look_at_reads()
         with self._store.view(offset, size) as view:
             data = bytes(view)
         self.scrubbed_bytes += len(data)
@@ -250,8 +326,8 @@ class ScrubService(Service):
     # -- what was found ----------------------------------------------------------------------------
 
     def _note(self, damage: Damage) -> None:
-        known = self._found.get(damage.start)
-        if known == damage:
+        self._seen[damage.start] = damage
+        if self._found.get(damage.start) == damage:
             return
         log.error(
             "the log is damaged: bytes [%d, %d): %s; reads of them fail here",
@@ -274,22 +350,22 @@ class ScrubService(Service):
     def _look_again(self) -> None:
         """Drop what is sound by now, as after a repair, and what retention has removed."""
         self._forget_if_cut()
-        store, left = self._store, dict(self._found)
+        store, sound = self._store, set[int]()
         for start, one in self._found.items():
             if one.end <= store.min_offset or start >= store.readable_offset:
-                del left[start]
+                sound.add(start)
                 continue
             walk = LogWalk(
                 store.log.form, self._read, store.file_size, start, one.end,
-                limit=max(one.end, store.dispatched_offset), searches=False,
+                limit=one.end, searches=False,
             )  # fmt: skip
             try:
                 if walk.next_damage() is None:
-                    del left[start]
+                    sound.add(start)
             except (StoreError, UsageError):
-                del left[start]
-        if len(left) < len(self._found):
-            self._take(left)
+                sound.add(start)
+        if sound:
+            self._take({start: one for start, one in self._found.items() if start not in sound})
 
     # -- the file ----------------------------------------------------------------------------------
 

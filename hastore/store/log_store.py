@@ -80,6 +80,7 @@ from hastore.store.store_times import StoreTimes
 logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 1.0
+_MEND_BYTES = 1 << 20
 # The state files of a node, which it may have to write while its disk is full.
 _SMALL_FILES = (*[4096] * 6, *[65536] * 2)
 _DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
@@ -113,6 +114,8 @@ class StoreHooks:
     on_cut: Callable[[str, str], None] = lambda _outcome, _text: None
     # After delayed messages were read and are in their queues, in replay's thread.
     on_delayed: Callable[[], None] = _nothing
+    # A reader has met a damaged record at this offset; in the reader's thread.
+    on_damage: Callable[[int], None] = _nothing
     # Whether a reader waits for new records: replay then pauses less, and a slave says so to its
     # master. In replay's thread, or the one of the link.
     readers_wait: Callable[[], bool] = lambda: False
@@ -232,7 +235,10 @@ class LogStore:
             open_transactions=lambda: len(self.transactions),
         )  # fmt: skip
         self.taken = self._appender.taken  # what puts have appended, by topic
-        self.reader = MessageReader(log, self.queues, index, clock, falls=lambda: self._times.falls)
+        self.reader = MessageReader(
+            log, self.queues, index, clock,
+            falls=lambda: self._times.falls, on_damage=lambda offset: hooks.on_damage(offset),
+        )  # fmt: skip
 
     # -- open -------------------------------------------------------------------------------------
 
@@ -708,6 +714,35 @@ class LogStore:
                 return False
             self.log.fenced = tuple(ranges)
             return True
+
+    def mend(self, offset: int, data: bytes, times_cut: int) -> None:
+        """Write bytes over damaged ones, durably; the caller knows that they belong there.
+
+        Raises StoreError if the log was cut since `times_cut` was read, if retention has removed
+        the bytes, or if they cannot be written; StoreBrokenError if the sync fails.
+        """
+        if offset + len(data) > self.flushed_offset:
+            self.flush()
+        at = 0
+        while at < len(data):
+            with self.log.lock:  # excludes cuts and appends, for a piece at a time
+                self._health.raise_if_closed()
+                place = offset + at
+                file = self.log.queue.find(place)
+                if self.times_cut != times_cut or file is None:
+                    raise StoreError(f"the log has changed at {place} meanwhile")
+                piece = data[at : at + min(_MEND_BYTES, file.end - place)]
+                try:
+                    file.pwrite(piece, place)
+                except OSError as failure:
+                    raise StoreError(f"bytes at {place} cannot be written: {failure}") from failure
+            with self.flush_service.sync_lock:
+                try:
+                    file.sync()
+                except OSError as failure:
+                    what = f"a sync of repaired bytes at {place} failed"
+                    raise self._health.fail(what, failure) from failure
+            at += len(piece)
 
     def readers_wait(self) -> bool:
         """Whether a reader waits for new records, or did so a moment ago."""

@@ -95,8 +95,13 @@ class MessageReader:
         index: KeyIndex,
         clock: Clock,
         falls: Callable[[], Sequence[tuple[int, int]]] = tuple,
+        on_damage: Callable[[int], None] = lambda _offset: None,
     ) -> None:
-        """Prepare; `falls()` returns where the log's store times fall (`first_late`)."""
+        """Prepare; `falls()` returns where the log's store times fall (`first_late`).
+
+        `on_damage(offset)` is called in the thread of a pull that meets a damaged record.
+        """
+        self._on_damage = on_damage
         self._falls = falls
         self._log = log
         self._queues = queues
@@ -165,6 +170,7 @@ class MessageReader:
             records = None if chosen.offsets[0] < begin else self._read_records(chosen)
         except OSError:
             if chosen.count == 1:
+                self._on_damage(int(chosen.offsets[0]))
                 raise
             return self.pull(  # the disk may be able to read the first records
                 topic, queue_id, queue_offset, max_messages=max(1, chosen.count // _FEWER),
@@ -230,6 +236,7 @@ class MessageReader:
             count = min(count, self._count_unfenced(chosen))
         if count < chosen.count:
             if not count:
+                self._on_damage(int(chosen.offsets[0]))
                 raise CorruptRecordError(
                     f"the record at offset {chosen.offsets[0]} is damaged; see `hastore log verify`"
                 )

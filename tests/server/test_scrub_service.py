@@ -12,9 +12,13 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import CorruptRecordError
 from hastore.fs.filesystem import REAL
+from hastore.ha.hello.peer import ClosedError
+from hastore.record.log_walk import Damage, LogWalk
+from hastore.repair.mending import Mended
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
-from hastore.server.scrub_service import ScrubService
+from hastore.server.repairing import mend_from
+from hastore.server.scrub_service import Mend, ScrubService
 from hastore.service import raise_failure
 from hastore.store.log_store import LogStore
 from tests.dledger.store import kit as entry_kit
@@ -36,10 +40,11 @@ class Scrubbed:
         self.scrubber = self.make()
         self.publish()
 
-    def make(self, rate: int = FAST) -> ScrubService:
+    def make(self, rate: int | None = FAST, mend: Mend | None = None) -> ScrubService:
         scrubber = ScrubService(
             self.store, SYSTEM_CLOCK, fs=REAL, path=str(self.root / "hastore/scrub.json"),
-            rate=rate, remedy=lambda: "run this", on_failure=raise_failure,
+            rate=rate, mend=mend or (lambda _walk, damage: Mended(damage, None)),
+            remedy=lambda: "run this", on_failure=raise_failure,
         )  # fmt: skip
         scrubber.start_s = 1e6
         return scrubber
@@ -88,7 +93,7 @@ def log(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Scru
 def test_a_sound_log(log: Scrubbed) -> None:
     log.scrubber.scrub()
     status = log.scrubber.status()
-    assert status is not None and status["passes"] == 1 and status["damages"] == []
+    assert status["passes"] == 1 and status["damages"] == []
     assert status["scrubbed_bytes"] >= log.store.max_offset
     assert log.scrubber.problems() == [] and log.store.log.fenced == ()
 
@@ -100,7 +105,7 @@ def test_damage_is_told_and_fenced_and_all_else_is_served(
     log.scrubber.scrub()
     begin, end = log.places[100] - log.lead, log.places[101] - log.lead
     status = log.scrubber.status()
-    assert status is not None and status["damaged_bytes"] == end - begin
+    assert status["damaged_bytes"] == end - begin
     (one,) = status["damages"]
     assert (one["offset"], one["end_offset"]) == (begin, end)
     (problem,) = log.scrubber.problems()
@@ -143,7 +148,6 @@ def test_a_cut_lifts_the_fences_beyond_it(log: Scrubbed, tmp_path: pathlib.Path)
     assert len(log.store.log.fenced) == 1 and log.pull(200).count == COUNT - 200
     log.scrubber.scrub()
     status = log.scrubber.status()
-    assert status is not None
     assert [one["offset"] for one in status["damages"]] == [log.places[50]]
     assert len(log.store.log.fenced) == 1
 
@@ -166,7 +170,7 @@ def test_retention_removes_what_is_being_read(
     log.scrubber.scrub()
     log.scrubber.scrub()
     status = log.scrubber.status()
-    assert removed and status is not None
+    assert removed
     assert [one["offset"] for one in status["damages"]] == [log.places[COUNT - 3] - log.lead]
 
 
@@ -179,7 +183,7 @@ def test_a_restart_goes_on_and_fences_what_is_known(log: Scrubbed) -> None:
     try:
         assert len(log.store.log.fenced) == 1 and len(again.problems()) == 1
         status = again.status()
-        assert status is not None and (status["passes"], status["scrubbed_bytes"]) == (1, 0)
+        assert (status["passes"], status["scrubbed_bytes"]) == (1, 0)
     finally:
         assert again.stop()
 
@@ -190,6 +194,57 @@ def test_a_slow_pass_ends_at_once_when_the_node_stops(log: Scrubbed) -> None:
     slow.start()
     assert slow.stop()
     assert slow.scrubbed_bytes == 0 and slow.failure is None
+
+
+def test_what_a_reader_meets_is_looked_at_though_no_pass_is_made(log: Scrubbed) -> None:
+    asked: list[int] = []
+
+    def mend(_walk: LogWalk, damage: Damage) -> Mended:
+        asked.append(damage.start)
+        log.flip(100, 90)
+        return Mended(damage, "node 2", written=True)
+
+    scrubber = log.make(rate=None, mend=mend)
+    log.store.hooks.on_damage = scrubber.note_read
+    log.flip(100, 90)
+    with pytest.raises(CorruptRecordError):
+        log.pull(100)
+    scrubber.look_at_reads()
+    assert asked == [log.places[100] - log.lead]
+    assert log.pull(100).count == COUNT - 100 and log.store.log.fenced == ()
+    scrubber.scrub()
+    status = scrubber.status()
+    assert (status["rate"], status["passes"], len(asked)) == (None, 0, 1)
+    assert status["repaired_bytes"] == log.places[101] - log.places[100]
+
+
+def test_what_is_written_and_reads_back_damaged_is_tried_once_in_a_pass(log: Scrubbed) -> None:
+    tried: list[Damage] = []
+
+    def mend(_walk: LogWalk, damage: Damage) -> Mended:
+        tried.append(damage)
+        return Mended(damage, "node 2", written=True)
+
+    scrubber = log.make(mend=mend)
+    log.flip(100, 90)
+    scrubber.scrub()
+    assert len(tried) == 1 and scrubber.damaged_bytes > 0
+    with pytest.raises(CorruptRecordError):
+        log.pull(100)
+
+
+def test_a_node_that_cannot_be_asked_is_a_reason(log: Scrubbed) -> None:
+    def dial(node: int, _start: int, _end: int) -> Any:
+        raise ClosedError("closed the connection") if node == 2 else TimeoutError("slow")
+
+    def mend(walk: LogWalk, damage: Damage) -> Mended:
+        return mend_from(log.store, None, (2, 3), dial, walk, damage)
+
+    scrubber = log.make(mend=mend)
+    log.flip(100, 90)
+    scrubber.scrub()
+    (one,) = scrubber.status()["damages"]
+    assert one["not_repaired"] == "node 2: closed the connection; node 3: slow"
 
 
 @pytest.mark.parametrize("mode", ["classic", "dledger"])

@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from hastore.bounded_log import StartPhase
 from hastore.clock import Clock
 from hastore.config.model import Config
@@ -63,6 +65,7 @@ from hastore.ha.hello.peer import (
     receive_exactly,
     telling_of_tampering,
 )
+from hastore.ha.hello.ranges import RangedLog, answer_range
 from hastore.ha.master.link_writer import LogBytes
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.following import check_identity
@@ -89,6 +92,10 @@ _NOT_STARTED = "has not started yet"  # part of an answer to a node that calls t
 
 MODE = "dledger"
 ASK_MS = 1_000.0  # for the answer to a call that makes no link
+
+
+class LinkLog(LogBytes, RangedLog, Protocol):
+    """What the links read of the log: entries for followers, and damaged ranges of other nodes."""
 
 
 class PeerMember:
@@ -328,7 +335,7 @@ class PeerLinks:
     def __init__(
         self,
         member: PeerMember,
-        source: LogBytes,
+        source: LinkLog,
         handler: PeerHandler,
         clock: Clock,
         *,
@@ -615,10 +622,19 @@ class PeerLinks:
 
     def dial_forward(self, node: int, timeout_ms: float) -> Call:
         """Call a node to forward requests to it; raises HastoreError or OSError."""
+        return self._dial_for(node, self.member.hello(Purpose.FORWARD), timeout_ms)
+
+    def dial_repair(self, node: int, start: int, end: int, timeout_ms: float) -> Call:
+        """Ask a node for bytes of the log; raises HastoreError or OSError."""
+        hello = self.member.hello(Purpose.REPAIR)
+        hello = msgspec.structs.replace(hello, copy_from=start, copy_to=end)
+        return self._dial_for(node, hello, timeout_ms)
+
+    def _dial_for(self, node: int, hello: Hello, timeout_ms: float) -> Call:
         address = self.member.addresses.get(node)
         if address is None:
             raise ProtocolError(f"the address of node {node} is not known; add it to `nodes`")
-        made = self._call(node, address, self.member.hello(Purpose.FORWARD), timeout_ms)
+        made = self._call(node, address, hello, timeout_ms)
         try:
             if not isinstance(made.answer, Refused):
                 self._checked(made, node, address)
@@ -652,6 +668,8 @@ class PeerLinks:
         if hello.purpose is Purpose.FORWARD:
             may = member.secret is not None or member.tls is not None
             return self.forward_port.decide(address, proved=may)
+        if hello.purpose is Purpose.REPAIR:
+            return answer_range(self._source, tuple, hello)  # the entries have their terms
         if hello.purpose is not Purpose.DLEDGER:
             return Refused(f"a node of mode {MODE} answers {Purpose.DLEDGER.value} only")
         other = member.knows_other_store(hello)

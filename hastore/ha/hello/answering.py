@@ -12,6 +12,7 @@ import msgspec
 from hastore.bounded_log import BoundedLines
 from hastore.errors import AuthenticationError, ProtocolError
 from hastore.ha.hello.peer import Deadline, check_certificate, receive_frame, warn_of_tampering
+from hastore.ha.hello.ranges import answer_range
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.epochs import last_epoch
@@ -228,6 +229,11 @@ def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
         return Surveyed()
     if hello.purpose is Purpose.FORWARD:
         return connection.forward()
+    if hello.purpose is Purpose.REPAIR:
+        entries = member.state
+        return answer_range(
+            member.store, lambda: [(one.epoch, one.start) for one in entries.history], hello
+        )
     if hello.purpose is Purpose.COPY:
         if not 0 <= hello.copy_from <= hello.copy_to <= member.store.max_offset:
             return Refused(f"no range [{hello.copy_from}, {hello.copy_to}) in this log")

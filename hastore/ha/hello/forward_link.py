@@ -294,14 +294,19 @@ class LinkEvents(Protocol):
         ...
 
 
-def dial_member(member: "Member", node: int, timeout_ms: float) -> Call:
-    """Call a node of mode classic to forward requests to it; raises HastoreError or OSError."""
+def dial_member(
+    member: "Member", node: int, timeout_ms: float, purpose: Purpose = Purpose.FORWARD, **extra: int
+) -> Call:
+    """Call a node of mode classic, by default to forward requests to it.
+
+    `extra` are further fields of the HELLO. Raises HastoreError or OSError.
+    """
     address = dict(member.peers).get(node)
     if address is None:
         raise ProtocolError("its address is not known; add the node to `nodes`")
     with telling_of_tampering(member.on_refused, address):
         made = call(
-            address, member.hello(Purpose.FORWARD), member.secret, member.clock, timeout_ms,
+            address, member.hello(purpose, **extra), member.secret, member.clock, timeout_ms,
             member.tls, may_be_old=member.may_be_old(node),
         )  # fmt: skip
     try:

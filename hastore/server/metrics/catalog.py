@@ -99,6 +99,10 @@ CHAPTERS: dict[str, tuple[Metric, ...]] = {
             "hastore_damaged_bytes",
             "Bytes of the log that are known to be damaged; reads of them fail",
         ),
+        _counter(
+            "hastore_repaired_bytes_total",
+            "Damaged bytes of the log that were fetched again from another node",
+        ),
         _counter("hastore_scrubbed_bytes_total", "Bytes of the log that were read to find damage"),
         _counter("hastore_scrub_passes_total", "How often the log was read so from end to end"),
         _gauge("hastore_cuts", "Cuts of messages that no operator has dismissed"),

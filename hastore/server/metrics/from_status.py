@@ -50,6 +50,7 @@ def add_status(page: Page, status: Mapping[str, Any]) -> None:
         page.add("hastore_name_server_registered", bool(server["brokers"]), str(server["address"]))
     scrub = status.get("scrub") or {}
     page.add("hastore_damaged_bytes", scrub.get("damaged_bytes"))
+    page.add("hastore_repaired_bytes_total", scrub.get("repaired_bytes"))
     page.add("hastore_scrubbed_bytes_total", scrub.get("scrubbed_bytes"))
     page.add("hastore_scrub_passes_total", scrub.get("passes"))
     _add_slaves(page, status)
