@@ -234,7 +234,14 @@ class FilePlace:
         once = os.path.join(folder, "once.json")
         with folder_locked(once):  # against another such command
             REAL.replace_bytes(once, json.dumps(note).encode())
-        self.change(role)
+        before_edit = REAL.read_bytes(self._path)
+        try:
+            self.change(role)
+        except HastoreError:
+            # No other command may use them; but if the role is there, the promotion needs them.
+            if REAL.read_bytes(self._path) == before_edit and REAL.exists(once):
+                REAL.remove(once)
+            raise
 
 
 class RegistryPlace:

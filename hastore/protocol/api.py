@@ -405,7 +405,8 @@ class OnceOptions(_Message, frozen=True):
 class RoleChange(_Message, frozen=True, tag="role"):
     """Change `role` in the file of a node of mode classic, as `hastore promote` and `demote` do.
 
-    A node that has done the change with this `id` does not do it again.
+    A node that has done the change with this `id` does not do it again. It must have been looked
+    at, by a request with this `id` and without a version, at most 60 s before.
     """
 
     id: RequestId

@@ -10,6 +10,9 @@ machine, so the rules of promotions protect the group from a file that was forgo
 only taken by the node that it names. It can be repeated after any failure: a file that says already
 what is wanted stays, and a request with an id that was given before is not given again. Of two
 administrators who have seen the same file, the second finds another version and changes nothing.
+A change of the role must follow its look within GOOD_FOR_MS: on a machine that was suspended, a
+request may wait in the kernel until another node is the master, and it would be of this moment for
+RoleService. Options whose role cannot be written are removed, so that no other command uses them.
 With a registry the role is not in the file, and whoever may write into ZooKeeper changes it there.
 """
 
@@ -32,6 +35,7 @@ from hastore.errors import ConfigError, UsageError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.fs.private_files import folder_locked, replace_file
 from hastore.protocol import api
+from hastore.server.role_source import GOOD_FOR_MS
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,9 @@ class Administration:
         self._leading = leading
         self._on_change = on_change
         self._given: deque[str] = deque(maxlen=REMEMBERED)
+        # By id, when a change of the role was looked at, by both clocks: one may have been set, the
+        # other stands still while a machine is suspended.
+        self._looked: dict[str, tuple[float, float]] = {}
 
     def carry_out(self, request: api.Administer) -> api.Administered | api.Failed:
         """Do what is asked, durably.
@@ -157,38 +164,84 @@ class Administration:
                 "`hastore promote -c FILE`, from wherever that can be reached"
             )
         role = _role(asked.role)
-        if asked.once is not None and asked.once.command not in ("promote", "demote"):
-            raise UsageError(f"{asked.once.command!r} has no options")
+        command = "promote" if role.is_master else "demote"
+        if asked.once is not None and asked.once.command != command:
+            raise UsageError(f"options of {asked.once.command!r} do not go with the role {role}")
         path = self._own_path()
         with folder_locked(path, LOCK_WAIT_S):
             file = self._read(path)
             if request.version is None:
+                self._note_look(asked.id)
                 changes = file.config.role is not role or asked.once is not None
                 return _answer(request, file, changed=changes)
             if asked.id in self._given or (file.config.role is role and asked.once is None):
                 return _answer(request, file, changed=False)
             if request.version != file.version:
                 return _changed_meanwhile(request, file)
-            text = text_with_role(file.text, path, role)
-            try:
-                wanted = self._parse(text, path)
-            except ConfigError as wrong:
-                raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
-            if asked.once is not None:
-                self._write_once(asked.once)  # before the role: the node reads it with the role
-            if text != file.text:
-                file = _replaced(file, text, wanted)
+            if not self._is_fresh(asked.id):
+                return api.Failed(request.rid, api.FILE_CHANGED, _OLD)
+            file = self._write_role(file, role, asked.once)
             self._given.append(asked.id)
         log.warning("an administrator has asked for the role %s in %s", role.value, path)
         self._on_change()
         return _answer(request, file, changed=True)
 
+    def _note_look(self, request_id: str) -> None:
+        self._looked.pop(request_id, None)
+        while len(self._looked) >= REMEMBERED:
+            del self._looked[next(iter(self._looked))]
+        self._looked[request_id] = self._clock.monotonic_ms(), self._clock.wall_ms()
+
+    def _is_fresh(self, request_id: str) -> bool:
+        """Whether the change with this id was looked at a moment ago."""
+        looked = self._looked.get(request_id)
+        now = self._clock.monotonic_ms(), self._clock.wall_ms()
+        return looked is not None and all(
+            abs(one - then) <= GOOD_FOR_MS for one, then in zip(now, looked, strict=True)
+        )
+
+    def _write_role(self, file: File, role: Role, once: api.OnceOptions | None) -> File:
+        """Write the role and its options, or neither; return the file as it is now."""
+        text = text_with_role(file.text, file.path, role)
+        try:
+            wanted = self._parse(text, file.path)
+        except ConfigError as wrong:
+            raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
+        try:
+            if once is not None:
+                self._write_once(once)  # before the role: the node reads it with the role
+            return file if text == file.text else _replaced(file, text, wanted)
+        except ConfigError:
+            # If the role is there, only not durably, the promotion needs its options.
+            if once is not None and _says(file.path, file.text):
+                self._remove_once()
+            raise
+
+    @property
+    def _once_path(self) -> str:
+        return os.path.join(self._config.store.root, "hastore", "once.json")
+
     def _write_once(self, once: api.OnceOptions) -> None:
         """Write once.json durably; RoleService reads and removes it."""
         fields = msgspec.structs.asdict(once) | {"wall_ms": self._clock.wall_ms()}
-        place = os.path.join(self._config.store.root, "hastore", "once.json")
+        place = self._once_path
         with folder_locked(place, LOCK_WAIT_S):
-            self._fs.replace_bytes(place, msgspec.json.encode(fields))
+            try:
+                self._fs.replace_bytes(place, msgspec.json.encode(fields))
+            except OSError as failure:
+                raise _not_written(place, failure) from failure
+
+    def _remove_once(self) -> None:
+        place = self._once_path
+        try:
+            if self._fs.exists(place):
+                self._fs.remove(place)
+                self._fs.sync_dir(os.path.dirname(place))
+        except OSError as failure:
+            raise ConfigError(
+                f"{place}: the options cannot be removed: {failure.strerror}; the next promotion "
+                f"within {GOOD_FOR_MS // 1000} s would use them: remove the file, or wait so long"
+            ) from failure
 
     def _own_path(self) -> str:
         if self._path is None:
@@ -268,20 +321,38 @@ class Administration:
                 return api.Failed(
                     request.rid, "BUSY", "another administrator's request waits; try again"
                 )
-            requests.write_request(
-                self._fs, root, asked.command, asked.node, term=asked.term,
-                members=tuple(asked.members), wall_ms=self._clock.wall_ms(), by=asked.by,
-                request_id=asked.id,
-            )  # fmt: skip
+            try:
+                requests.write_request(
+                    self._fs, root, asked.command, asked.node, term=asked.term,
+                    members=tuple(asked.members), wall_ms=self._clock.wall_ms(), by=asked.by,
+                    request_id=asked.id,
+                )  # fmt: skip
+            except OSError as failure:
+                raise _not_written(path, failure) from failure
         self._given.append(asked.id)
         return api.Administered(request.rid, True)
 
 
 def _replaced(file: File, text: str, config: Config) -> File:
     """Replace the file, atomically and durably; return it as it is now."""
-    mode = stat.S_IMODE(os.stat(file.path).st_mode)
+    try:
+        mode = stat.S_IMODE(os.stat(file.path).st_mode)
+    except OSError as failure:
+        raise _not_written(file.path, failure) from failure
     replace_file(file.path, text.encode(), mode)
     return File(file.path, text, config, _version(text))
+
+
+def _says(path: str, text: str) -> bool:
+    """Whether the file at `path` has this content."""
+    try:
+        return REAL.read_bytes(path, MAX_FILE_BYTES + 1) == text.encode()
+    except OSError:
+        return False
+
+
+def _not_written(path: str, failure: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be written: {failure.strerror}; check its disk")
 
 
 def _role(name: str) -> Role:
@@ -292,6 +363,10 @@ def _role(name: str) -> Role:
         raise UsageError(f"{name!r} is no role; the roles are {known}") from wrong
 
 
+_OLD = (
+    f"this change was not looked at in the last {GOOD_FOR_MS // 1000} s, so it may be an old one "
+    "that was held up; nothing was changed: look again"
+)
 _BY_HAND = "`nodes` is written in a way that cannot be edited safely; edit it by hand"
 
 

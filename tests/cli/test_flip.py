@@ -1,6 +1,8 @@
 """`hastore promote` and `hastore demote`: the edited file, once.json, the wait, refusals."""
 
+import errno
 import json
+import os
 import pathlib
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from hastore.cli.own_node import FilePlace
 from hastore.config.file import load_config
 from hastore.config.model import Role
+from hastore.errors import ConfigError
 from tests.cli.kit import hastore
 from tests.process.harness import ROOT, Group
 
@@ -56,6 +59,23 @@ def test_promote_does_not_write_through_a_planted_link(tmp_path):
     assert victim.read_text() == "precious"
     assert json.loads((folder / "once.json").read_text())["no_catch_up"] is True
     assert "role: SYNC_MASTER" in path.read_text()
+
+
+def test_flags_do_not_stay_for_others_if_the_file_cannot_be_edited(tmp_path, monkeypatch):
+    assert hastore("init", str(tmp_path / "g")).returncode == 0
+    path = tmp_path / "g" / "node2.yaml"
+    config = load_config(str(path))
+    folder = pathlib.Path(config.store.root, "hastore")
+    folder.mkdir(parents=True)
+    place = FilePlace(str(path), config)
+
+    def full(*_given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match="No space left"):
+        patched.setattr(os, "replace", full)
+        place.change_once(Role.SYNC_MASTER, "promote", {"force_unclean": True}, {"epoch": 1})
+    assert not (folder / "once.json").exists() and "role: SLAVE" in path.read_text()
 
 
 def test_the_present_master_begins_a_new_epoch(group):

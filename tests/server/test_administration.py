@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,13 +19,14 @@ from hastore.config.file import MAX_FILE_BYTES, load_config, parse_config
 from hastore.config.model import Config
 from hastore.dledger.driver.requests import request_path
 from hastore.errors import ConfigError, UsageError
+from hastore.fs import private_files
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked
 from hastore.ha.promoter import Flags
 from hastore.protocol import api
 from hastore.server import administration
 from hastore.server.administration import Administration, Leading
-from hastore.server.role_source import OneShotFlags
+from hastore.server.role_source import GOOD_FOR_MS, OneShotFlags
 
 PLACES = api.NodePlaces("tcp://127.0.0.1:41", "127.0.0.1:42", "127.0.0.1:43")
 SLY = 'tcp://127.0.0.1:41", ha: "127.0.0.1:42", http: "127.0.0.1:43"} # '  # ends the line
@@ -258,6 +260,7 @@ def test_the_role_is_changed_and_changed_back(tmp_path: pathlib.Path) -> None:
     assert not done(node, master, look.version).changed, "a repeat"
     reply = node.carry_out(order(slave, look.version))
     assert isinstance(reply, api.Failed) and reply.status == api.FILE_CHANGED
+    assert done(node, slave).changed, "the look"
     assert done(node, slave, made.version).changed and path.read_bytes() == before
     assert not (tmp_path / "data2").exists()
 
@@ -276,9 +279,101 @@ def test_options_of_a_promotion_are_given_once(tmp_path: pathlib.Path) -> None:
     flags = OneShotFlags(REAL, str(tmp_path / "data2"), SYSTEM_CLOCK).take_flags("promote", 65537)
     assert flags == Flags(needed_node=1) and not once.exists()
     assert not done(node, asked, look.version).changed and not once.exists(), "a repeat"
-    look = done(node, asked)
     later = api.RoleChange("87654321", asked.role, asked.once)
+    look = done(node, later)
     assert done(node, later, look.version).changed and once.exists(), "a new epoch"
+
+
+class Clocks:
+    """Both clocks, as far as they are said to go on."""
+
+    def __init__(self) -> None:
+        self.wall, self.mono = SYSTEM_CLOCK.wall_ms(), 0.0
+
+    def monotonic_ms(self) -> float:
+        return self.mono
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_a_change_of_the_role_that_was_held_up_is_not_done(
+    tmp_path: pathlib.Path, stands_still: bool
+) -> None:
+    """A machine was suspended with the request in a buffer; its group has another master now."""
+    path, clock = write(tmp_path), Clocks()
+    (tmp_path / "data2" / "hastore").mkdir(parents=True)
+    node = Administration(load_config(str(path)), str(path), fs=REAL, clock=clock)
+    before, once = path.read_bytes(), api.OnceOptions("promote", 65537, force_unclean=True)
+    for options in (None, once):
+        asked = api.RoleChange("12345678", "SYNC_MASTER", options)
+        version = done(node, asked).version
+        unknown = api.RoleChange("87654321", "SYNC_MASTER", options)
+        for change, waits_ms in ((unknown, 0), (asked, GOOD_FOR_MS + 1)):
+            clock.wall += waits_ms
+            clock.mono += 0 if stands_still else waits_ms  # while the machine is suspended
+            reply = node.carry_out(order(change, version))
+            assert isinstance(reply, api.Failed) and reply.status == api.FILE_CHANGED
+            assert "an old one" in reply.reason and "look again" in reply.reason
+        assert path.read_bytes() == before and not list((tmp_path / "data2/hastore").iterdir())
+    assert done(node, asked, done(node, asked).version).changed, "after another look"
+
+
+@pytest.mark.parametrize("name", ["replace", "rename"])  # of the role, of the options
+def test_options_do_not_stay_for_others_if_the_role_is_not_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Else a plain promotion a moment later would be one with --force-unclean."""
+    path, full = write(tmp_path), [True]
+    folder = tmp_path / "data2" / "hastore"
+    folder.mkdir(parents=True)
+    node, before, real = node_of(path), path.read_bytes(), getattr(os, name)
+
+    def renamed(source: str, target: str) -> None:
+        if full[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    once = api.OnceOptions("promote", 65537, force_unclean=True)
+    asked = api.RoleChange("12345678", "SYNC_MASTER", once)
+    version = done(node, asked).version
+    monkeypatch.setattr(os, name, renamed)
+    with pytest.raises(ConfigError, match="cannot be written: Input/output error"):
+        node.carry_out(order(asked, version))
+    assert path.read_bytes() == before and not list(folder.glob("once.json"))
+    full[0] = False
+    assert done(node, asked, version).changed and (folder / "once.json").exists(), "a repeat"
+
+
+def test_options_stay_if_the_role_is_there_but_not_durable(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flip's promotion must not lose the node that it needs."""
+    path = write(tmp_path)
+    folder = tmp_path / "data2" / "hastore"
+    folder.mkdir(parents=True)
+    once = api.OnceOptions("promote", 65537, needed_node=1)
+    asked = api.RoleChange("12345678", "SYNC_MASTER", once)
+    node = node_of(path)
+    version = done(node, asked).version
+
+    def broken(_path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(private_files, "_sync_folder", broken)
+    with pytest.raises(ConfigError, match="Input/output error"):
+        node.carry_out(order(asked, version))
+    assert "SYNC_MASTER" in path.read_text() and (folder / "once.json").exists()
+
+
+@pytest.mark.parametrize(("role", "command"), [("SLAVE", "promote"), ("SYNC_MASTER", "demote")])
+def test_options_go_with_their_own_command(tmp_path: pathlib.Path, role: str, command: str) -> None:
+    """Else they would wait in the store, for the next such command of somebody else."""
+    path = write(tmp_path)
+    once = api.OnceOptions(command, 65537, accept_loss=True)
+    with pytest.raises(UsageError, match="do not go with the role"):
+        node_of(path).carry_out(order(api.RoleChange("12345678", role, once)))
 
 
 @pytest.mark.parametrize(
