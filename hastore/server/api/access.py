@@ -22,7 +22,7 @@ from hastore.addresses import is_loopback
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
-from hastore.protocol.api import is_anothers, own_prefix
+from hastore.protocol.api import POSITIONS_TOPIC, is_anothers, own_prefix
 from hastore.record.delays import RETRY_PREFIX
 from hastore.security.audit_log import Note
 from hastore.security.identities import Identities, Proof
@@ -217,6 +217,8 @@ class Access:
         identity = connection.proof.identity
 
         def may_see(topic: str) -> bool:
+            if topic == POSITIONS_TOPIC and identity.is_admin:
+                return True
             return identity.may_consume(topic) or identity.may_produce(topic)
 
         if isinstance(reply, api.Configs):
@@ -303,7 +305,7 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
     if isinstance(request, _Sharing):
         return _why_no_member(identity, request)
     if isinstance(request, _Topical):
-        if not may_read(identity, request.topic):
+        if not may_read(identity, request.topic) and not _sees_positions(identity, request):
             return no_right(identity, "consume", request.topic)
         if isinstance(request, api.Fetch | api.Commit) and not identity.may_move(request.group):
             return no_right(identity, "groups", request.group)
@@ -325,7 +327,7 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
         topic = request.topic
         if topic is None or identity.may_consume(topic) or identity.may_produce(topic):
             return None
-        if isinstance(request, api.AskConfigs) and identity.is_admin:
+        if identity.is_admin and (isinstance(request, api.AskConfigs) or topic == POSITIONS_TOPIC):
             return None
         return no_right(identity, "consume", topic)
     if isinstance(request, api.AskProducer):
@@ -343,6 +345,15 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
     if identity.is_admin or _ALL_TOPICS in identity.consume:  # it may read records of any topic
         return None
     return no_right(identity, "consume", _ALL_TOPICS)
+
+
+def _sees_positions(identity: Identity, request: api.Question | api.Proving) -> bool:
+    """Whether a request only reads where all groups are; an admin may read any record by offset."""
+    if isinstance(request, api.Commit | api.Fetch):
+        return False
+    if not isinstance(request, _Topical):
+        return False
+    return identity.is_admin and request.topic == POSITIONS_TOPIC
 
 
 def may_read(identity: Identity, topic: str) -> bool:

@@ -417,6 +417,27 @@ def test_all_clients_prove_who_they_are(secured: Secured) -> None:
         link.close()
 
 
+def test_an_admin_sees_where_all_groups_are_and_moves_none(secured: Secured) -> None:
+    """As `hastore groups` does, by the administrator that docs/security.md makes."""
+    mine = secured.identity("orders", produce='["orders"]', consume='["orders"]')
+    boss = secured.identity("boss", admin="true")
+    with secured.server() as server:
+        where = [server.endpoint]
+        with Producer(where, security=mine) as producer:
+            producer.send_sync("orders", b"1", queue=0)
+        with Positions(where, security=mine) as positions:
+            positions.commit("g", "orders", {0: 1})
+            with pytest.raises(ForbiddenError, match="HASTORE_POSITIONS"):
+                positions.all()
+        with Positions(where, security=boss) as positions:
+            assert positions.all() == {("g", "orders"): {0: 1}}
+            with pytest.raises(ForbiddenError, match="consume"):
+                positions.commit("g", "orders", {0: 0}, allow_back=True)
+        with Consumer("orders", where, security=boss) as consumer:
+            with pytest.raises(ForbiddenError, match="consume"):
+                consumer.poll(timeout_s=60)
+
+
 def test_the_environment_names_the_security_of_every_client(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
