@@ -245,8 +245,8 @@ def _next_step(config: Config, path: str, as_only: bool) -> str:
         how = "start it" + ("" if config.assigned_role.is_master else promote)
         return f"{how}: it begins a new epoch, above all of the old group"
     return (
-        "add it to `nodes` in the file of every node (`hastore node add` helps), then start it: it"
-        " copies what it lacks"
+        "see to it that `nodes` in the file of every node has it (`hastore node add` helps), then"
+        " start it: it copies what it lacks"
     )
 
 

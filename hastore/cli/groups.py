@@ -21,15 +21,17 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completing import complete_groups, complete_topics
-from hastore.cli.groups_delete import delete_command
+from hastore.cli.groups_delete import delete_command, members_of, refuse_online
 from hastore.cli.own_node import wait_replayed
 from hastore.cli.read import parse_moment
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Offsets, Positions
+from hastore.client.messages import NodeInfo
 from hastore.errors import UsageError
 
 EARLIEST, LATEST = "earliest", "latest"
+MEMBERS_S = 5.0  # for each node's answer who is online
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ def lag_command(only: str | None, limit: int | None, bootstrap: str | None, as_j
 )  # fmt: skip
 @click.option("--queue", type=click.IntRange(0), metavar="N", help="Only this queue.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
+@click.option("--force", is_flag=True, help="Also while members of the group are online.")
 @with_bootstrap
 @with_json
 def reset_command(
@@ -189,18 +192,22 @@ def reset_command(
     to: str,
     queue: int | None,
     dry_run: bool,
+    force: bool,
     bootstrap: str | None,
     as_json: bool,
 ) -> int:
     """Move GROUP's positions in a topic; a group without positions there gets some.
 
-    Stop the group's consumers first: one that runs goes on from its own place, and commits it.
-    RocketMQ's consumers that run are moved with `mqadmin resetOffsetByTime`.
+    Stop the group's consumers first: one that runs goes on from its own place, and commits it. It
+    is refused while nodes know of members that are online, unless --force is given; a consumer that
+    does not share the group's queues is not known to them. RocketMQ's consumers that run are moved
+    with `mqadmin resetOffsetByTime`.
     """
     addresses = bootstrap_addresses(bootstrap)
     wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
+        nodes = [one for one in admin.nodes() if isinstance(one, NodeInfo)]
     if not ranges:
         raise UsageError(f"--topic {topic}: there is no such topic; see `hastore topics list`")
     if queue is not None and queue not in ranges:
@@ -213,6 +220,8 @@ def reset_command(
             one: place.queue_offset for one, place in positions.committed(group, topic).items()
         }
         if not dry_run:
+            if not force:
+                refuse_online(group, members_of(nodes, group, MEMBERS_S)[0])
             positions.commit(group, topic, wanted, allow_back=True)
     for one, offset in wanted.items():
         if as_json:
@@ -229,6 +238,8 @@ def reset_command(
         else:
             was = f"{before[one]:,}" if one in before else "none"
             click.echo(f"{'would move' if dry_run else 'moved'}  queue {one}  {was} -> {offset:,}")
+    if not before and not dry_run:
+        print_note(f"group {group} had no position in topic {topic} before; is its name right?")
     return DONE
 
 

@@ -60,17 +60,12 @@ def delete_command(
         raise HastoreError(known or "no node is the master: see `hastore status`")
     with Positions(addresses, timeout_s=timeout_s) as positions:
         topics = sorted(topic for one, topic in positions.all() if one == group)
-    online, silent = _members(nodes, group, timeout_s)
+    online, silent = members_of(nodes, group, timeout_s)
     with RemotingLink(master.address, as_security(None), timeout_s) as link:
         if not topics and not online and not link.knows_group(group):
             raise UsageError(f"there is no group {group}; see `hastore groups list`")
-    if online and not force:
-        listed = ", ".join(online[:_SHOWN]) + (", ..." if len(online) > _SHOWN else "")
-        verb = "is" if len(online) == 1 else "are"
-        raise HastoreError(
-            f"{counted(len(online), 'member')} of group {group} {verb} online ({listed}); nothing "
-            "was changed: stop them first, or give --force"
-        )
+    if not force:
+        refuse_online(group, online)
     if silent and not force:
         raise HastoreError(
             f"nobody knows whether members of group {group} are online: {silent}; nothing was "
@@ -93,7 +88,21 @@ def delete_command(
     return DONE
 
 
-def _members(nodes: list[NodeInfo], group: str, timeout_s: float) -> tuple[list[str], str | None]:
+def refuse_online(group: str, online: list[str]) -> None:
+    """Raise HastoreError if members of a group are online."""
+    if not online:
+        return
+    listed = ", ".join(online[:_SHOWN]) + (", ..." if len(online) > _SHOWN else "")
+    verb = "is" if len(online) == 1 else "are"
+    raise HastoreError(
+        f"{counted(len(online), 'member')} of group {group} {verb} online ({listed}); nothing was "
+        "changed: stop them first, or give --force"
+    )
+
+
+def members_of(
+    nodes: list[NodeInfo], group: str, timeout_s: float
+) -> tuple[list[str], str | None]:
     """Return who is in the group, as all nodes know it; and why one of them does not say it."""
     found: set[str] = set()
     problem: str | None = None

@@ -82,7 +82,7 @@ def test_restore(files, tmp_path, monkeypatch):
     member = write_file(tmp_path / "2.yaml", 2, [1, 2], tmp_path / "node2")
     done = hastore("restore", place, "-c", member)
     assert done.returncode == 0, done.stderr
-    assert "add it to `nodes` in the file of every node" in done.stdout
+    assert "`nodes` in the file of every node has it" in done.stdout
     again = hastore("restore", place, "-c", member)
     assert again.returncode == 2 and "is not empty" in again.stderr
     verified = hastore("log", "verify", "--store", str(tmp_path / "node2"))

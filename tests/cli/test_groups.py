@@ -96,6 +96,27 @@ def test_reset_moves_a_group(node, groups, to, more, moved):
     assert {queue: place.queue_offset for queue, place in found.items()} == moved
 
 
+def test_reset_is_refused_while_members_are_online(node, groups):
+    """Their next commit would move the group back within seconds."""
+    commit(node, "busy", "T", {0: 5, 1: 5})
+    with Consumer("T", [node.api], group="busy", share=True) as consumer:
+        assert consumer.poll(timeout_s=60)
+        done = groups("reset", "busy", "--topic", "T", "--to", "earliest")
+        assert done.returncode == 1 and "nothing was changed" in done.stderr, done
+        assert "1 member of group busy is online" in done.stderr
+        assert groups("reset", "busy", "--topic", "T", "--to", "0", "--queue", "1", "--dry-run")
+        with Positions([node.api]) as positions:
+            assert positions.committed("busy", "T")[1].queue_offset == 5
+        forced = groups("reset", "busy", "--topic", "T", "--to", "earliest", "--force")
+        assert forced.returncode == 0, forced
+
+
+def test_reset_of_a_group_that_is_new_says_so(node, groups):
+    done = groups("reset", "bilingg", "--topic", "T", "--to", "latest")
+    assert done.returncode == 0
+    assert "group bilingg had no position in topic T before; is its name right?" in done.stderr
+
+
 def test_reset_to_a_time_between_messages(node, groups):
     with Producer([node.api]) as producer:
         producer.send_sync("timed", b"before", queue=0)

@@ -97,12 +97,16 @@ def fields(page: str, heading: str) -> set[str]:
 
 
 def sections_of_runbook() -> dict[str, list[str]]:
-    """Return the commands in the sentences of each section of the runbook, in their order."""
+    """Return the commands in the sentences of each section of the runbook, in their order.
+
+    Those with --remote are left out: tests/cli/test_node_remote.py and its neighbours run them.
+    """
     found = {}
     for part in (ROOT / RUNBOOK).read_text().split("\n## "):
         heading, _, text = part.partition("\n")
         text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
         commands = [" ".join(one.split()) for one in _INLINE.findall(text)]
+        commands = [one for one in commands if "--remote" not in one]
         if commands:
             found[heading.removeprefix("# ")] = commands
     return found

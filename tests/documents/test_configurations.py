@@ -6,9 +6,12 @@ import json
 import pathlib
 from collections.abc import Callable
 
+import click
 import pytest
 import yaml
 
+from hastore.cli.main import pipeline_group
+from hastore.cli.pipeline.jobs_file import read_jobs
 from hastore.client.security import read_security
 from hastore.config.file import load_config
 from hastore.config.model import Config, Role
@@ -32,6 +35,7 @@ CLIENT = take(SECURITY, "tls_ca: ca.pem")
 AUDIT = take(SECURITY, '{"time":')
 SCRAPES = (take(SECURITY, "scrape_configs:"), take("docs/metrics.md", "scrape_configs:"))
 REMOTING = take(ROCKETMQ, "remoting:\n  enabled")
+JOBS = take("docs/pipeline-jobs.md", "spark: {memory: 2g")
 NAME_SERVERS = take(ROCKETMQ, "remoting:\n  name_servers")
 
 Load = Callable[..., Config]
@@ -146,3 +150,11 @@ def test_a_line_of_the_audit_log(tmp_path: pathlib.Path) -> None:
     assert [*written] == [*shown]
     assert {**written, "time": ""} == {**shown, "time": ""}
     assert len(written["time"]) == len(shown["time"])
+
+
+def test_the_file_of_jobs_is_one() -> None:
+    names = ("audit", "compact", "export", "index", "stats")
+    context = click.Context(pipeline_group)
+    commands = {name: pipeline_group.get_command(context, name) for name in names}
+    found = read_jobs("jobs.yaml", JOBS.text, commands)
+    assert [one.name for one in found.jobs] == ["flights", "planes", "audit-3", "stats-4"]

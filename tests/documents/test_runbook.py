@@ -121,6 +121,8 @@ def test_the_master_is_dead_and_there_are_too_few_slaves(shell: Shell) -> None:
             assert "ASYNC_MASTER" in told.stdout and "in sync" in told.stdout
             shell.run(later.says("hastore promote -c FILE"), FILE=new.config)
         assert is_master(new)
+        shell.run(page.says("hastore demote -c FILE"), FILE=old.config)
+        assert yaml.safe_load(old.config.read_text())["role"] == "SLAVE" and is_master(new)
         listed = shell.run(page.says("hastore rescued list -c FILE"), FILE=old.config)
         assert "nothing that was cut" in listed.stdout
 
@@ -189,6 +191,9 @@ def test_a_disk_is_dead(shell: Shell) -> None:
             again.run("systemctl start hastore@node3")
             look = page.says("hastore status --json")
             eventually(lambda: remembers(again, look, 3), "node 3 to remember")
+            # There is no node 4 here, so it is refused; tests/torture has the replacement.
+            replace = page.says("hastore dledger replace -c FILE --node 3 --by 4")
+            again.run(replace, code=1, FILE=forgetful.config)
             forgetful.stop()
             (log,) = forgetful.store.glob("dledger-*/data/*")
             with open(log, "r+b") as file:
