@@ -171,6 +171,8 @@ class _Batch:
                 return self._message_ids()
             case Column.RECORD:
                 return slice_values(self._buffer, fields.positions, fields.property_ends, kind)
+            case Column.PARTITION if self._queue is not None:
+                return pa.repeat(pa.scalar(self._queue.partition, kind), self._count)
             case _:
                 return pa.array(self._numbers(column)).cast(kind)
 
@@ -178,7 +180,7 @@ class _Batch:
         fields = self._fields
         match column:
             case Column.PARTITION:
-                return fields.queue_ids if self._queue is None else self._partitions(self._queue)
+                return fields.queue_ids
             case Column.OFFSET:
                 return fields.queue_offsets if self._queue is None else self._queue.offsets
             case Column.PHYSICAL_OFFSET:
@@ -193,9 +195,6 @@ class _Batch:
                 return fields.reconsume_times
             case _:
                 raise AssertionError(f"{column} is not a column of numbers")
-
-    def _partitions(self, queue: QueueRows) -> Ints:
-        return np.full(self._count, queue.partition, np.int64)
 
     @cached_property
     def _properties(self) -> PropertyScan:
@@ -295,8 +294,9 @@ class _Batch:
 
 def _timestamps(milliseconds: Ints, kind: pa.DataType) -> pa.Array:
     """Return Spark's microseconds; a time that they cannot hold becomes the nearest one."""
-    held = np.clip(milliseconds, -TIMESTAMP_MAX_MS, TIMESTAMP_MAX_MS)
-    return pa.array(held * 1000).cast(pa.int64()).view(kind)
+    if milliseconds.min() < -TIMESTAMP_MAX_MS or milliseconds.max() > TIMESTAMP_MAX_MS:
+        milliseconds = np.clip(milliseconds, -TIMESTAMP_MAX_MS, TIMESTAMP_MAX_MS)
+    return pa.array(milliseconds * 1000).view(kind)
 
 
 def decompress(body: bytes, sys_flag: int, physical_offset: int) -> bytes:

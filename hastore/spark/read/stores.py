@@ -154,9 +154,9 @@ class PathBackend(_Folder):
             found = self._reader.queue_units(
                 span.topic, span.partition, start, end, limit=span.limit
             )
-            numbers = np.array(found.queue_offsets, np.int64)
-            offsets = np.array(found.offsets, np.int64)
-            sizes = np.array(found.sizes, np.int64)
+            numbers = np.frombuffer(found.queue_offsets, np.int64)
+            offsets = np.frombuffer(found.offsets, np.int64)
+            sizes = np.frombuffer(found.sizes, np.int32).astype(np.int64)
             if not self._is_batch_queue(span):
                 self._check_complete(span, start, end, len(numbers))
                 if builder.wanted is not None and builder.wanted.codes is not None:
@@ -261,9 +261,10 @@ class PathBackend(_Folder):
 
     def _whole_until(self, ends: Ints, last: Stored | None) -> int:
         """Return how many records, by their ends, no failover has cut away meanwhile."""
-        if not self._reader.is_hastore:
+        readable = self._reader.readable_offset
+        if readable is None:
             return len(ends)
-        stops = [self._reader.limit_offset]
+        stops = [readable]
         cut = None if last is None else valid_end(self._epochs.read(), last)
         if cut is not None:
             stops.append(cut)

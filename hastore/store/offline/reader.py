@@ -71,6 +71,12 @@ class StoreReader:
         return read_limits(self._fs, self.path) is not None
 
     @property
+    def readable_offset(self) -> int | None:
+        """Return what a hastore node lets read now; None for a store that none keeps."""
+        limits = read_limits(self._fs, self.path)
+        return None if limits is None else limits.readable_offset
+
+    @property
     def min_offset(self) -> int:
         """Return the offset at which the log begins now."""
         files = self._files.list()

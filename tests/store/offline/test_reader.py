@@ -45,7 +45,7 @@ def set_limits(root: Path, readable: int) -> LimitsPage:
 )
 def test_golden_stores_are_read_whole(name: str, end: int, count: int) -> None:
     with StoreReader(str(GOLDEN / name)) as reader:
-        assert not reader.is_hastore
+        assert not reader.is_hastore and reader.readable_offset is None
         assert (reader.min_offset, reader.limit_offset, reader.file_size) == (0, end, 65536)
         records = list(reader.records())
         assert len(records) == count
@@ -62,7 +62,7 @@ def test_reading_ends_at_the_nodes_limit_with_a_whole_record(tmp_path: Path) -> 
     records = fill(log, 400)
     reader = store_of(tmp_path, log)
     page = set_limits(tmp_path, records[100].physical_offset)
-    assert reader.is_hastore
+    assert reader.is_hastore and reader.readable_offset == reader.limit_offset
     assert len(list(reader.records())) == 100
     assert reader.topics() == {"Topic": {0: (0, 50), 1: (0, 50)}}
     page.update(readable=records[100].physical_offset + 50)
