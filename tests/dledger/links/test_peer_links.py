@@ -34,7 +34,7 @@ from tests.ha.hello.forwarding import Caller, Master
 from tests.ha.nodes import Group, Peer, wait_for
 from tests.protocol.test_hello import make_hello
 
-OWN_PURPOSES = (Purpose.DLEDGER, Purpose.FORWARD)
+OWN_PURPOSES = (Purpose.DLEDGER, Purpose.FORWARD, Purpose.REPAIR)
 CLASSIC_PURPOSES = [one for one in Purpose if one not in OWN_PURPOSES]
 SECRET = b"sixteen bytes or more"
 
