@@ -37,6 +37,7 @@ DEFAULT_RATE = 1 << 20  # at which known damage is looked at again without `stor
 RETRY_S = 60.0  # after a failure of the disk that is no damage
 NOTED_MAX = 1000  # ranges; a disk with more is to be replaced
 ASKED_MAX = 100  # offsets that readers have met, and that wait
+LOOK_RATE = 64 << 20  # bytes a second, at which a file is read up to such an offset
 
 # Repairs the range that the walk has just returned.
 Mend = Callable[[LogWalk, Damage], Mended]
@@ -89,6 +90,7 @@ class ScrubService(Service):
         self._seen: dict[int, Damage] = {}  # of the pass that is under way
         self._unrepaired: dict[int, str] = {}  # why, by where the range begins
         self._asked: deque[int] = deque()
+        self._looked_at: set[int] = set()  # since the last pass, at what readers had met
         self._is_looking = False
         self._is_wanted = False
         self._found: dict[int, Damage] = {}  # by where it begins; replaced, never changed
@@ -148,8 +150,9 @@ class ScrubService(Service):
 
     def note_read(self, offset: int) -> None:
         """Look at the record at this offset soon: a reader has found it damaged."""
-        known = any(one.start <= offset < one.end for one in self._found.values())
-        if not known and len(self._asked) < ASKED_MAX and offset not in self._asked:
+        known = offset in self._looked_at or offset in self._asked
+        known = known or any(one.start <= offset < one.end for one in self._found.values())
+        if not known and len(self._asked) < ASKED_MAX:
             self._asked.append(offset)
             self._woken.set()
 
@@ -201,26 +204,32 @@ class ScrubService(Service):
         raise _Stopped
 
     def look_at_reads(self) -> None:
-        """Look at what readers have met, in the thread of the service. Raises OSError, _Stopped."""
+        """Look at what readers have met, in the thread of the service. Raises OSError, _Stopped.
+
+        A queue may be damaged and name any offset, so the walk begins where an item is known to.
+        """
         if self._is_looking:
             return
         self._is_looking = True
         try:
             while self._asked:
                 self._forget_if_cut()
-                start = self._asked.popleft() - self._store.log.form.lead
-                limit = self._store.dispatched_offset
-                if self._store.min_offset <= start < limit:
+                offset, repaired = self._asked.popleft(), self.repaired_bytes
+                begin, limit = self._aligned(offset), self._store.dispatched_offset
+                if begin <= offset < limit:
                     walk = LogWalk(
-                        self._store.log.form, self._read, self._store.file_size, start, start + 1,
+                        self._store.log.form, self._read, self._store.file_size, begin, offset + 1,
                         limit=limit,
                     )  # fmt: skip
                     self._through_or_moved(walk)
+                if self.repaired_bytes == repaired:
+                    self._looked_at.add(offset)
         finally:
             self._is_looking = False
 
     def scrub(self) -> None:
         """Make a pass, or the rest of one, in the calling thread. Raises OSError, _Stopped."""
+        self._looked_at.clear()
         self._look_again()
         if self._rate is None:
             return
@@ -313,7 +322,8 @@ class ScrubService(Service):
 
     def _read(self, offset: int, size: int) -> bytes:
         """Read bytes of the log at the rate. Raises StoreError, UsageError if they are gone."""
-        if self.stopping.wait(0.0 if self._is_looking else size / (self._rate or DEFAULT_RATE)):
+        rate = LOOK_RATE if self._is_looking else self._rate or DEFAULT_RATE
+        if self.stopping.wait(size / rate):
             raise _Stopped
         self.look_at_reads()
         with self._store.view(offset, size) as view:

@@ -235,8 +235,8 @@ class MessageReader:
         if self._log.fenced:
             count = min(count, self._count_unfenced(chosen))
         if count < chosen.count:
+            self._on_damage(int(chosen.offsets[count]))
             if not count:
-                self._on_damage(int(chosen.offsets[0]))
                 raise CorruptRecordError(
                     f"the record at offset {chosen.offsets[0]} is damaged; see `hastore log verify`"
                 )
