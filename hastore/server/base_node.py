@@ -20,7 +20,13 @@ from hastore.config.checks import config_notes, remoting_refusal
 from hastore.config.file import parse_config
 from hastore.config.model import Config, NodeAddress, StoreKind, Wire
 from hastore.counters import ReplicationCounts
-from hastore.errors import ConfigError, NodeFailedError, StoreError, StoreMovedError
+from hastore.errors import (
+    ConfigError,
+    NodeFailedError,
+    ReplicationError,
+    StoreError,
+    StoreMovedError,
+)
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.epochs import EpochStarts
@@ -394,8 +400,14 @@ class BaseNode:
     def _mend(self, walk: LogWalk, damage: Damage) -> Mended:
         """Repair a damaged range of the log from another node."""
         nodes = [node for node in self._known_nodes if node != self.config.node]
-        store = self.backend.store
-        return mend_from(store, self._own_epochs(), nodes, self._dial_repair, walk, damage)
+        store, stopping = self.backend.store, self.scrub.stopping
+
+        def dial(node: int, start: int, end: int) -> "Call":
+            if stopping.is_set():  # a node that hangs must not delay the stop once for each range
+                raise ReplicationError("this node stops")
+            return self._dial_repair(node, start, end)
+
+        return mend_from(store, self._own_epochs(), nodes, dial, walk, damage)
 
     def scrub_status(self) -> dict[str, Any]:
         """Return how far the log was scrubbed, what was found, and what was repaired."""

@@ -729,7 +729,7 @@ class LogStore:
                 self._health.raise_if_closed()
                 place = offset + at
                 file = self.log.queue.find(place)
-                if self.times_cut != times_cut or file is None:
+                if not self.is_open or self.times_cut != times_cut or file is None:
                     raise StoreError(f"the log has changed at {place} meanwhile")
                 piece = data[at : at + min(_MEND_BYTES, file.end - place)]
                 try:
