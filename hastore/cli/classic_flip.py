@@ -201,7 +201,15 @@ class ClassicFlip(Flip):
         text = f"node {self._to} has not become the master: {reason}"
         old = self.master
         if old is not None and self._is_master(old):
-            place.change(Role.SLAVE)
+            try:
+                place.change(Role.SLAVE)
+            except HastoreError as failure:
+                raise PromotionRefused(
+                    f"{text}. It could not be called off: {failure}. Node {old} is still the "
+                    f"master, and node {self._to} takes over as soon as it can, if {place.what} "
+                    f"says so: run {self._again} to go on, or, once it answers, `hastore flip -c "
+                    f"{self._group.given} --to {old}` to call it off"
+                ) from failure
             self._wait_until(
                 lambda: (self._group.ask(self._to) or {}).get("role_state") == "following",
                 time.monotonic() + CALL_OFF_S,

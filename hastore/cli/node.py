@@ -45,7 +45,7 @@ from hastore.cli.remote_nodes import (
 from hastore.config.file import load_names, parse_names
 from hastore.config.model import Config, Mode, NodeAddress
 from hastore.config.node_list import ListChange
-from hastore.errors import HastoreError, UsageError
+from hastore.errors import ConfigError, HastoreError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import LOCK_WAIT_S, folder_locked, replace_file
 
@@ -228,6 +228,8 @@ class _Edit:
                 raise HastoreError(
                     f"{conflict}. Somebody else changes this group too; {self.state}"
                 ) from conflict
+            except (ConfigError, OSError) as failure:  # of a file here
+                raise ConfigError(f"{failure}; {self.state}") from failure
 
     def _write(self, file: NodeFile, text: str) -> None:
         if text != file.text:

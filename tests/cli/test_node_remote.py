@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hastore.cli import remote_nodes
+from hastore.cli import node, remote_nodes
 from hastore.cli.remote_nodes import RemoteNodes
-from hastore.errors import ProtocolError
+from hastore.errors import ConfigError, ProtocolError
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
 from tests.cli.remote_kit import NEW, Machines, machines
@@ -170,6 +170,22 @@ def test_of_two_administrators_one_loses_and_says_so(
     code, told, _ = group.run("node", "add", group.copy, "--node", 4, *NEW)
     assert code == 0 and group.lists() == [[1, 2, 3, 4]] * 3
     assert "another one was here" in path.read_text()
+
+
+def test_a_file_here_that_cannot_be_written_leaves_it_said_what_is_changed(
+    group: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, _data: bytes, _mode: int) -> None:
+        raise ConfigError(f"{path}: cannot be written: No space left on device")
+
+    monkeypatch.setattr(node, "replace_file", full)
+    code, _, problems = group.run("node", "add", group.files[2], "--node", 4, *NEW)
+    assert code == 2 and "No space left" in problems
+    assert "changed so far: node 1; " in problems and "give the command again" in problems
+    assert group.lists() == [[1, 2, 3, 4], [1, 2, 3], [1, 2, 3]]
+    monkeypatch.undo()
+    code, told, _ = group.run("node", "add", group.files[2], "--node", 4, *NEW)
+    assert code == 0 and group.lists() == [[1, 2, 3, 4]] * 3
 
 
 # -- nodes that cannot be asked

@@ -8,6 +8,8 @@ import pytest
 from hastore import Producer
 from hastore.cli import classic_flip, flip_base, group_files
 from hastore.client.consumer.admin import Admin
+from hastore.config.model import Role
+from hastore.errors import HastoreError
 from hastore.testing import group as real_group
 from tests.cli.fake_group import FakeGroup
 from tests.cli.kit import hastore
@@ -181,6 +183,27 @@ def test_a_refused_promotion_is_called_off_while_the_old_master_goes_on(make):
     fakes[2].final = True
     code, _, problems = flip(fakes, 2)
     assert code == 1 and "called off" in problems and fakes.master == 1
+
+
+def test_a_flip_that_cannot_be_called_off_says_that_it_goes_on(make, monkeypatch):
+    """The node does not answer any more, and its file makes it the master when it does again."""
+    fakes = make()
+    fakes[2].refusal = "replay stopped"
+    real = group_files.FilePlace.change
+
+    def change(place, role):
+        if role is Role.SLAVE:
+            raise HastoreError("node 2: no answer; its role was not changed")
+        real(place, role)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(group_files.FilePlace, "change", change)
+        code, _, problems = flip(fakes, 2)
+    assert code == 1 and "replay stopped" in problems and "no answer" in problems
+    assert "Node 1 is still the master, and node 2 takes over as soon as it can" in problems
+    assert problems.count(f"hastore flip -c {fakes[1].path} --to ") == 2
+    code, _, problems = flip(fakes, 1)  # what it says
+    assert code == 0 and roles(fakes) == ["SYNC_MASTER", "SLAVE"], problems
 
 
 def test_without_the_masters_answer_nobody_is_promoted(make):
