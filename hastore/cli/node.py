@@ -213,9 +213,9 @@ class _Edit:
             nodes.look(change, [file.config.node for file in own])
             if not nodes.looked and nodes.missed and not own:
                 raise HastoreError(f"no node could be asked; nothing was changed: {self.whys}")
-        edited = [(file, change.edited(file.text, file.config)) for file in files]
-        for file, text in edited:  # all are valid before the first is written
-            parse_names(text, file.path)
+        edited = [  # all are valid before the first is written
+            (file, change.edited(file.text, file.path, file.config, parse_names)) for file in files
+        ]
         here = {file.config.node: (file, text) for file, text in edited}
         looked = {} if nodes is None else nodes.looked
         for number in sorted({*here, *looked}):

@@ -1,15 +1,22 @@
 """Edit `nodes` in the text of a configuration file: one node more or less, all else as it is. Pure.
 
-The text is a valid configuration file. The caller checks the result as one (`parse_config`): an
-edit of a file that is written in an unusual way may fail, but is not written then.
+The text is a valid configuration file. The result is read as one, and must say what is wanted and
+nothing else: an edit of a file that is written in an unusual way may fail.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 import yaml
 
 from hastore.config.model import Config, NodeAddress
+from hastore.errors import ConfigError, UsageError
+
+_UNUSUAL = (KeyError, ValueError, IndexError, AttributeError, AssertionError, StopIteration)
+_BY_HAND = (
+    "`nodes` is written in a way that cannot be edited safely; nothing was changed: edit it by hand"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,26 @@ class ListChange:
             nodes.pop(self.gone, None)
         return config if nodes == config.nodes else msgspec.structs.replace(config, nodes=nodes)
 
-    def edited(self, text: str, config: Config) -> str:
-        """Return the text of the file after the change; itself if there is nothing to change."""
+    def edited(
+        self, text: str, path: str, config: Config, parse: Callable[[str, str], Config]
+    ) -> str:
+        """Return the text of the file at `path` after the change; itself if nothing is to change.
+
+        `parse(text, path)` reads it, and raises ConfigError. Raises UsageError if the text would
+        not be valid, or say anything else than is wanted.
+        """
+        try:
+            changed = self._edited(text, config)
+            after = parse(changed, path)
+        except ConfigError as wrong:
+            raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
+        except (*_UNUSUAL, yaml.YAMLError) as failure:
+            raise UsageError(f"{path}: {_BY_HAND}") from failure
+        if after != self.wanted(config):
+            raise UsageError(f"{path}: {_BY_HAND}")
+        return changed
+
+    def _edited(self, text: str, config: Config) -> str:
         after = self.wanted(config).nodes
         if self.new is not None and self.new in after and self.new not in config.nodes:
             text = with_node(text, self.new, after[self.new])

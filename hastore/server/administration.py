@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import msgspec
-import yaml
 
 from hastore.clock import Clock
 from hastore.config.file import MAX_FILE_BYTES, parse_config, text_with_role
@@ -41,7 +40,6 @@ log = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 3.0  # for a command that has the folder of a file locked
 REMEMBERED = 256  # ids of requests that were done
-_UNUSUAL = (KeyError, ValueError, IndexError, AttributeError, AssertionError, StopIteration)
 
 
 class Leading(NamedTuple):
@@ -127,7 +125,7 @@ class Administration:
             wanted = change.wanted(file.config)
             if wanted == file.config:
                 return _answer(request, file, changed=False)
-            text = self._edited(file, change, wanted)
+            text = change.edited(file.text, file.path, file.config, self._parse)
             if request.version is None:
                 return _answer(request, file, changed=True)
             if request.version != file.version:
@@ -277,19 +275,6 @@ class Administration:
             )
         return File(path, text, config, _version(text))
 
-    def _edited(self, file: File, change: ListChange, wanted: Config) -> str:
-        """Return the text after the change. Raises UsageError if it would not be as wanted."""
-        try:
-            text = change.edited(file.text, file.config)
-            after = self._parse(text, file.path)
-        except ConfigError as wrong:
-            raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
-        except (*_UNUSUAL, yaml.YAMLError) as failure:
-            raise UsageError(f"{file.path}: {_BY_HAND}") from failure
-        if after != wanted:
-            raise UsageError(f"{file.path}: {_BY_HAND}")
-        return text
-
     # -- requests to the leader
 
     def _give(
@@ -367,7 +352,6 @@ _OLD = (
     f"this change was not looked at in the last {GOOD_FOR_MS // 1000} s, so it may be an old one "
     "that was held up; nothing was changed: look again"
 )
-_BY_HAND = "`nodes` is written in a way that cannot be edited safely; edit it by hand"
 
 
 def _list_change(asked: api.NodesChange) -> ListChange:

@@ -165,3 +165,32 @@ def test_mode_dledger_in_the_files_here(tmp_path, monkeypatch):
     refused("node 5 is a member, or becomes one", "remove", *files, "--node", 5)
     refused("in three steps", "replace", *files, "--node", 3, "--by", 4, *NEW)
     refused("files of one group", "add", *files[:2], write(tmp_path, 3), "--node", 4, *NEW)
+
+
+ODD = {
+    "block scalars": "  {n}:\n    api: >-\n      tcp://127.0.0.1:{n}1\n    ha: 127.0.0.1:{n}2\n"
+    "    http: |-\n      127.0.0.1:{n}3\n",
+    "explicit keys": "  ? {n}\n  : {{api: tcp://127.0.0.1:{n}1, ha: 127.0.0.1:{n}2, http: "
+    "127.0.0.1:{n}3}}\n",
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_list_that_is_written_oddly_is_changed_as_wanted_or_not_at_all(tmp_path, odd):
+    lines = "".join(ODD[odd].format(n=n) for n in (1, 2, 3))
+    text = "cluster: c\ngroup: g\nnode: 1\nrole: SLAVE\nacks: 1\nstore: {root: data}\nnodes:\n"
+    path = tmp_path / "node1.yaml"
+    for number, change, wanted in (
+        (2, ("remove",), {1, 3}),
+        (3, ("remove",), {1, 2}),
+        (4, ("add", *NEW), {1, 2, 3, 4}),
+        (2, ("replace", "--by", "4", *NEW), {1, 3, 4}),
+        (3, ("replace", "--by", "4", *NEW), {1, 2, 4}),
+    ):
+        path.write_text(text + lines)
+        done = hastore("node", change[0], str(path), "--node", str(number), *change[1:])
+        if done.returncode == 0:
+            assert set(numbers(path)) == wanted
+            continue
+        assert done.returncode == 2 and path.read_text() == text + lines
+        assert "cannot be edited safely" in done.stderr or "not be valid" in done.stderr
