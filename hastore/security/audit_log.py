@@ -5,7 +5,8 @@
 
 Anyone who can reach a port can cause lines, so everything is bounded: the length of a line, the
 lines of one source and of one action in WINDOW_MS, the lines that wait for the disk, the size of
-the file and the number of its predecessors. What was left out is counted:
+the file and the number of its predecessors. Only what administrators have changed over the network
+is always written. What was left out is counted:
 
     {"time": ..., "node": 1, "action": "authenticate", "outcome": "refused", "left_out": 5012}
 
@@ -59,8 +60,9 @@ class Note(Protocol):
     """`AuditLog.note`, for a client at `address`."""
 
     def __call__(
-        self, action: str, *, outcome: str, identity: str | None, address: str, reason: str
-    ) -> None:
+        self, action: str, *, outcome: str, identity: str | None, address: str, reason: str,
+        whole: bool = False,
+    ) -> None:  # fmt: skip
         """Note that `identity` at `address` tried `action`, and how it ended."""
         ...
 
@@ -107,8 +109,13 @@ class AuditLog(Service):
         identity: str | None = None,
         address: str | None = None,
         reason: str = "",
+        whole: bool = False,
     ) -> None:
-        """Note that `identity` at `address` tried `action`, and how it ended."""
+        """Note that `identity` at `address` tried `action`, and how it ended.
+
+        With `whole` the line is never left out for the number of others: an administrator could
+        hide a change behind ten others.
+        """
         fields: dict[str, object] = {"action": action, "outcome": outcome}
         for name, text in (("identity", identity), ("address", address)):
             if text is not None:
@@ -120,7 +127,7 @@ class AuditLog(Service):
             self._roll_window()
             if (action, outcome) in self._counts or len(self._counts) < MAX_KINDS:
                 self._counts[action, outcome] += 1
-            if not self._within_bounds((action, outcome), source[:_MAX_TEXT]):
+            if not whole and not self._within_bounds((action, outcome), source[:_MAX_TEXT]):
                 if self._window.left_out[action, outcome] == 1:
                     self._wakeup.set()  # the thread writes the count when the window ends
                 return

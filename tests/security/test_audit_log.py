@@ -63,6 +63,17 @@ def test_a_line_says_who_what_and_why(make, path, clock):
     assert data.count(b"\n") == 2 and all(32 <= byte < 127 or byte == 10 for byte in data)
 
 
+def test_what_is_noted_as_a_whole_is_never_left_out(make, path, clock):
+    log = make(clock=clock)
+    for number in range(ACTION_LINES * 2):
+        log.note(
+            "administer nodes", outcome="done", address="10.0.0.7:1", reason=str(number), whole=True
+        )
+    log.start()
+    log.stop()
+    assert [one["reason"] for one in lines(path)] == [str(one) for one in range(ACTION_LINES * 2)]
+
+
 def test_a_flood_of_one_source_is_counted_and_hides_nobody(make, path, clock):
     log = make(clock=clock)
     for number in range(5_000):

@@ -205,7 +205,14 @@ class Access:
         self, name: str, address: str, action: str, outcome: str, reason: str
     ) -> None:
         """Note what came of a change that the administrator `name` has asked for; any thread."""
-        self._note(action, identity=name, address=address, outcome=outcome, reason=reason)
+        self._note(
+            action,
+            identity=name,
+            address=address,
+            outcome=outcome,
+            reason=reason,
+            whole=outcome in ("done", "asked"),
+        )
 
     def visible(
         self, connection: Connection, reply: api.Topics | api.Configs

@@ -112,8 +112,11 @@ def described(change: api.NodesChange | api.MembersChange | api.RoleChange) -> t
     if isinstance(change, api.MembersChange):
         by = "" if change.by is None else f" by node {change.by}"
         return "administer members", f"{change.command} node {change.node}{by}"
-    parts = [] if change.new is None else [f"add node {change.new}"]
-    parts += [] if change.gone is None else [f"remove node {change.gone}"]
+    parts = [] if change.gone is None else [f"remove node {change.gone}"]
+    if change.new is not None:
+        one = change.address  # whoever is there gets all records
+        at = "" if one is None else f" at {one.api}, ha {one.ha}, http {one.http}"
+        parts.append(f"add node {change.new}{at}")
     return "administer nodes", ", ".join(parts) or "nothing"
 
 

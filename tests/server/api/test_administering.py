@@ -104,6 +104,22 @@ def test_only_an_admin_may_and_each_use_is_a_line_of_the_audit_log(secured: Secu
     assert (refused["action"], refused["identity"]) == ("Administer", "shop")
 
 
+def test_no_change_hides_behind_others_and_an_address_is_told(secured: Secured) -> None:
+    orders, ops = Orders(), secured.identity("ops", admin="true")
+    places = api.NodePlaces("tcp://192.0.2.1:1", "192.0.2.1:2", "192.0.2.1:3")
+    with secured.server(carry_out=orders.carry_out) as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        assert isinstance(prove(wire, ops), api.Welcome)
+        ask(wire, api.Administer(9, "c", "g", 1, api.NodesChange(3, 4, places), VERSION))
+        ask(wire, order(version=None))
+        ask(wire, api.Administer(9, "c", "g", 1, api.MembersChange("12345678", "add", 4, 7, [1])))
+    lines = [one for one in secured.notes if one["action"].startswith("administer")]
+    assert [one["whole"] for one in lines] == [True, False, True]
+    assert lines[0]["reason"] == (
+        "remove node 3, add node 4 at tcp://192.0.2.1:1, ha 192.0.2.1:2, http 192.0.2.1:3: /n.yaml"
+    )
+
+
 def test_a_node_without_identities_refuses_in_one_line(secured: Secured) -> None:
     orders = Orders()
     with secured.server(identities=False, carry_out=orders.carry_out) as server:
