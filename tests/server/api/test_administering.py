@@ -165,6 +165,23 @@ def test_a_change_that_waits_for_its_file_holds_up_nobody(secured: Secured) -> N
             assert rids == list(range(MAX_CHANGES_OF_ONE))
 
 
+def test_a_flood_of_requests_leaves_time_for_puts(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, ops, rested = Orders(), secured.identity("ops", admin="true"), threading.Event()
+    with secured.server(carry_out=orders.carry_out) as server, Wire(server.endpoint) as wire:
+        assert server._admin is not None
+        monkeypatch.setattr(server._admin._pace, "rests", lambda: rested.wait(60))
+        wire.shake_hands()
+        assert isinstance(prove(wire, ops), api.Welcome)
+        wire.send(frame(api.encode(order(1))) + frame(api.encode(order(2))))
+        assert api.decode_reply(wire.frame().body).rid == 1
+        assert isinstance(ask(wire, api.AskMap(3)), api.Map)
+        assert len(orders.taken) == 1, "the second has to wait, and the map has not"
+        rested.set()
+        assert api.decode_reply(wire.frame().body).rid == 2
+
+
 def test_what_a_revoked_administrator_has_asked_for_is_not_done(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
