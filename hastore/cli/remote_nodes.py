@@ -155,6 +155,7 @@ class RemoteNodes:
         self.missed: dict[int, Missed] = {}
         self._end_s = time.monotonic() + timeout_s
         self._asked: api.NodesChange | None = None
+        self._told_by: dict[int, int] = {}  # nodes that are not in the file here: who lists them
 
     def look(self, change: ListChange, skip: Collection[int]) -> None:
         """Ask all nodes but those of `skip` what the change would do; raises UsageError.
@@ -173,14 +174,22 @@ class RemoteNodes:
             try:
                 found = self._order(number, asked, None, LOOK_S)
             except UsageError as refused:
-                raise UsageError(f"{refused} (nothing was changed)") from refused
+                by = self._told_by.get(number)
+                where = "" if by is None else (
+                    f": node {by} lists it at {self.config.nodes[number].api}; if it left the "
+                    f"group, complete that: `hastore node remove FILE --node {number} --remote`, "
+                    "or `replace`, as it was given then"
+                )  # fmt: skip
+                raise UsageError(f"{refused}{where} (nothing was changed)") from refused
             if isinstance(found, Missed):
                 if number != change.new:
                     self.missed[number] = found
                 continue
             self.looked[number] = found
             for other, one in found.nodes.items():
-                self._learn(other, NodeAddress(api=one.api, ha=one.ha, http=one.http))
+                address = NodeAddress(api=one.api, ha=one.ha, http=one.http)
+                if self._learn(other, address):
+                    self._told_by[other] = number
 
     def change(self, number: int) -> api.Administered | Missed:
         """Have a node make the change that it was asked about; raises FileChanged, UsageError."""
@@ -198,14 +207,16 @@ class RemoteNodes:
             return Missed("it was not asked: the command's time was over")
         return order(self.config, number, asked, version, min(left_s, most_s))
 
-    def _learn(self, number: int, address: NodeAddress) -> None:
-        """Ask another node too, unless what names it is garbage."""
+    def _learn(self, number: int, address: NodeAddress) -> bool:
+        """Ask another node too, unless what names it is garbage; return whether it is new."""
         nodes, api_address = self.config.nodes, address.api
         is_one = api_address.startswith("tcp://") and 1 <= number <= MAX_NUMBER
         is_one = is_one and parse_address(api_address.removeprefix("tcp://")) is not None
         if is_one and number not in nodes and len(nodes) < MAX_NODES:
             nodes = {**nodes, number: address}
             self.config = msgspec.structs.replace(self.config, nodes=nodes)
+            return True
+        return False
 
 
 def _request(change: ListChange) -> api.NodesChange:

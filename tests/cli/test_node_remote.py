@@ -128,6 +128,24 @@ def test_what_one_node_refuses_is_done_by_none(group: Machines) -> None:
     assert group.bytes() == before
 
 
+def test_a_list_with_a_node_that_left_its_address_to_another_is_named(group: Machines) -> None:
+    """Node 5 was replaced by node 3 at the same address while node 2 was down."""
+    path = group.files[2]
+    settings = yaml.safe_load(path.read_text())
+    settings["nodes"][5] = settings["nodes"].pop(3)
+    path.write_text(yaml.safe_dump(settings))
+    before = group.bytes()
+    code, _, problems = group.run("node", "add", group.copy, "--node", 4, *NEW)
+    assert code == 2 and "node 5: this is node 3 of c/g" in problems
+    assert f"node 2 lists it at {group.addresses[3]['api']}" in problems
+    assert "complete that: `hastore node remove FILE --node 5 --remote`" in problems
+    assert group.bytes() == before
+    code, _, problems = group.run("node", "remove", group.copy, "--node", 5)
+    assert code == 0, problems
+    code, _, problems = group.run("node", "add", group.copy, "--node", 4, *NEW)
+    assert code == 0 and group.lists() == [[1, 2, 3, 4], [1, 2, 4], [1, 2, 3, 4]], problems
+
+
 def test_interrupted_between_two_nodes_then_completed_or_undone(
     group: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
