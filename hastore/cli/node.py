@@ -167,7 +167,7 @@ def _carry_out(
         raise
     left = steps(files, change, edit.statuses, nodes)
     if as_json:
-        told = {} if nodes is None else {"nodes": edit.told}
+        told = {} if nodes is None else {"nodes": edit.all_told}
         print_json({"changed": edit.changed, "steps": left, **told})
     else:
         print_text("what is left, in this order:")
@@ -273,6 +273,18 @@ class _Edit:
         """Why nodes were missed."""
         missed = {} if self._nodes is None else self._nodes.missed
         return listed_whys({number: one.reason for number, one in missed.items()})
+
+    @property
+    def all_told(self) -> list[dict[str, Any]]:
+        """What became of each node's file elsewhere, also of those that could not be asked."""
+        known = {one["node"] for one in self.told}
+        missed = {} if self._nodes is None else self._nodes.missed
+        more = [
+            {"node": number, "file": None, "outcome": "missed", "reason": one.reason}
+            for number, one in missed.items()
+            if number not in known
+        ]
+        return sorted([*self.told, *more], key=lambda one: int(one["node"]))
 
     def _say(self, text: str) -> None:
         if not self._quiet:

@@ -273,6 +273,11 @@ class Administration:
             raise UsageError(
                 f"{path} is now the file of node {config.node} of {config.cluster}/{config.group}"
             )
+        if config.mode is not own.mode:
+            raise UsageError(
+                f"{path} says mode {config.mode.value}, and the node does not follow it: it runs "
+                f"in mode {own.mode.value}"
+            )
         return File(path, text, config, _version(text))
 
     # -- requests to the leader

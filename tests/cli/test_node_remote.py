@@ -281,7 +281,9 @@ def test_a_node_that_is_down_or_answers_garbage_is_done_later(
                 ends.enter_context(stranger(pair.addresses[2]["api"], says))
             code, told, problems = pair.run(*arguments)
         assert code == 1 and "is changed: node 2: no answer: " in problems
-        assert pair.lists() == [[1, 2, 4], [1, 2]] and outcomes(told) == {1: "changed"}
+        assert pair.lists() == [[1, 2, 4], [1, 2]]
+        assert outcomes(told) == {1: "changed", 2: "missed"}
+        assert told["nodes"][1]["reason"].startswith("no answer: ")
         assert "in the file of node 2, under `nodes`: add the line 4: " in told["steps"][0]
         if says is None:
             pair.start(2)

@@ -201,6 +201,10 @@ def test_files_that_are_not_changed(
     path.write_text(good.replace("node: 2", "node: 3"))
     with pytest.raises(UsageError, match="is now the file of node 3"):
         node.carry_out(order(ADD))
+    other = good.replace("role: SLAVE\n", "mode: dledger\n").replace("acks: 1\n", "")
+    path.write_text(other)
+    with pytest.raises(UsageError, match="says mode dledger, and the node does not follow it"):
+        node.carry_out(order(ADD))
     path.write_text(good + "#" * MAX_FILE_BYTES)
     with pytest.raises(UsageError, match="is larger than"):
         node.carry_out(order(ADD))

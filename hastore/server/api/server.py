@@ -963,7 +963,9 @@ class ApiServer(Service):
                 self._fail(done.connection, done.request.rid, "SERVICE_NOT_AVAILABLE", outdated)
             elif isinstance(done.answer, Exception):
                 self._give_up(done.connection, done.request, done.answer)
-            elif self._replies.has_room(done.connection):
+            elif isinstance(done.request, api.Administer) or self._replies.has_room(
+                done.connection
+            ):  # a change that was made must not be answered BUSY, which says that it was not
                 reply, records = done.answer
                 self._answer(done.connection, self._visible(done.connection, reply), records)
             else:

@@ -182,6 +182,18 @@ def test_a_flood_of_requests_leaves_time_for_puts(
         assert api.decode_reply(wire.frame().body).rid == 2
 
 
+def test_a_change_that_was_made_is_not_called_busy(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its administrator reads slowly what he has asked for besides."""
+    orders, ops = Orders(), secured.identity("ops", admin="true")
+    with secured.server(carry_out=orders.carry_out) as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        assert isinstance(prove(wire, ops), api.Welcome)
+        monkeypatch.setattr(server._replies, "has_room", lambda _one: not orders.taken)
+        assert isinstance(ask(wire, order()), api.Administered)
+
+
 def test_what_a_revoked_administrator_has_asked_for_is_not_done(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
