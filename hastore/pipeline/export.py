@@ -7,7 +7,6 @@ stopped keeps what was committed, and the next run goes on from there.
 
 import contextlib
 import functools
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from hastore.pipeline.delta import DeltaTarget
 from hastore.pipeline.export_options import INFER, check_options, shape_of, take_over
 from hastore.pipeline.export_options import ExportOptions as ExportOptions
 from hastore.pipeline.json_columns import infer_schema
+from hastore.pipeline.object_target import ObjectTarget
 from hastore.pipeline.parquet_files import (
     ExportLayout,
     ExportPiece,
@@ -29,6 +29,7 @@ from hastore.pipeline.parquet_files import (
     plan,
     write_piece,
 )
+from hastore.pipeline.places import is_bucket
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import (
     ReadPosition,
@@ -70,7 +71,7 @@ class ExportSummary:
 class _Run:
     """The state of one run: what is committed, and what waits for its turn."""
 
-    target: Target
+    target: Target | ObjectTarget
     positions: ReadPositions
     progress: JobProgress
     ends: ReadPositions  # of the ranges of the run, with the marks that were there before its tasks
@@ -136,6 +137,7 @@ def export(
 ) -> ExportSummary:
     """Export the messages that the target does not have yet, up to the end of the log now.
 
+    `target` is a folder's path, or s3://BUCKET/FOLDER; committed.py reads the latter.
     Raises UsageError for wrong arguments and for a target of other columns or in use, and
     PositionLostError if the log was cut after an earlier run, or messages were removed before they
     were exported, and StoreFullError, which says how much is exported. Whatever happens, the target
@@ -216,13 +218,15 @@ def check_export(where: Where, target: str, options: ExportOptions) -> None:
     where.check()
 
 
-def _target(path: str, form: str) -> Target:
+def _target(path: str, form: str) -> Target | ObjectTarget:
+    if form == "parquet" and is_bucket(path):
+        return ObjectTarget(path)
     return DeltaTarget(path) if form == "delta" else Target(path, "export")
 
 
 def _settle(
     spark: SparkSession,
-    target: Target,
+    target: Target | ObjectTarget,
     options: ExportOptions,
     backend: Backend,
     ranges: Mapping[TopicPartition, OffsetRange],
@@ -239,7 +243,7 @@ def _settle(
 
 
 def _merge(
-    start: Start, target: Target, options: ExportOptions, progress: JobProgress
+    start: Start, target: Target | ObjectTarget, options: ExportOptions, progress: JobProgress
 ) -> tuple[int, int]:
     if isinstance(target, DeltaTarget):
         return target.merge(options.file_bytes)
@@ -258,7 +262,7 @@ def _write_all(
     target = run.target
     layout = ExportLayout(
         str(target.path),
-        os.path.relpath(target.staging, target.path),
+        target.staging_name,
         tuple(run.shape["columns"]),
         options.compression,
         run.shape["json_schema"],

@@ -55,7 +55,7 @@ def check_options(options: ExportOptions) -> None:
 
 
 def take_over(
-    target: Path, state: Mapping[str, Any], options: ExportOptions
+    target: Path | str, state: Mapping[str, Any], options: ExportOptions
 ) -> tuple[ExportOptions, tuple[str, ...]]:
     """Return the options with the first run's where none are given, and the names of these.
 
@@ -105,7 +105,7 @@ def take_over(
 
 
 def shape_of(
-    target: Path, state: Mapping[str, Any], options: ExportOptions, inferred: str | None
+    target: Path | str, state: Mapping[str, Any], options: ExportOptions, inferred: str | None
 ) -> dict[str, Any]:
     """Return what never changes for a target; call it with a running Spark, which parses DDL.
 
@@ -128,7 +128,7 @@ def shape_of(
     return dict(there)
 
 
-def _differs(target: Path, how: str) -> UsageError:
+def _differs(target: Path | str, how: str) -> UsageError:
     return UsageError(
         f"the first run into {target} was {how}, and all files of a target have the same columns: "
         "repeat it without options for columns, or name another folder"

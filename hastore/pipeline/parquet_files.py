@@ -1,7 +1,8 @@
 """Export to Parquet files: cut the ranges into tasks, write those of a task, merge small files.
 
 A task writes a file for each topic and date, without the JVM, under staging and under names that no
-other attempt of the task uses, and syncs them. Only the driver makes them visible.
+other attempt of the task uses, and syncs them. Only the driver makes them visible. In a bucket of
+S3 the names are final at once (places.py).
 
 Each run and each task leaves some small files, and readers open them all. A merge is a commit of
 its own: the new file becomes visible and the small ones are removed. Whoever lists the folder at
@@ -16,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +26,12 @@ import pyarrow.parquet as pq
 
 from hastore.errors import StoreBrokenError, UsageError
 from hastore.pipeline.json_columns import JsonColumns
+from hastore.pipeline.object_target import ObjectTarget
+from hastore.pipeline.places import is_bucket, place_of
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import MARK_COLUMNS, RecordMark, mark_of
 from hastore.pipeline.running import Start, run_tasks
-from hastore.pipeline.target import StagedFile, Target, escape, needs_room, sync_file
+from hastore.pipeline.target import StagedFile, Target, escape, needs_room
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -123,7 +127,7 @@ _NO_STATISTICS = ("key", "value", "headers", "msgId", "_corrupt")
 class ExportLayout:
     """What tasks write: the columns, and where under the target."""
 
-    target: str
+    target: str  # a path, or s3://BUCKET/FOLDER
     staging: str  # relative to the target
     columns: tuple[str, ...]  # of the source
     compression: str
@@ -145,7 +149,7 @@ class WrittenFiles:
 def write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece) -> WrittenFiles:
     """Write the messages of a task. Runs on an executor.
 
-    Raises the backend's errors, and StoreFullError.
+    Raises the backend's errors, StoreFullError, and StoreError if a bucket is not reached.
     """
     with needs_room(layout.target):
         return _write_piece(source, layout, piece)
@@ -153,7 +157,7 @@ def write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece)
 
 def _write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece) -> WrittenFiles:
     staging = Path(layout.target, layout.staging)
-    if not staging.is_dir():
+    if not is_bucket(layout.target) and not staging.is_dir():
         raise UsageError(
             f"an executor does not see the target {layout.target}: it must be a folder that the "
             "driver and all executors share, or the run was ended"
@@ -184,7 +188,7 @@ def _write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece
 class _Open:
     """A file that is being written, and rows that are not in it yet."""
 
-    path: Path
+    staged: str  # relative to the target
     final: str
     partition: tuple[tuple[str, str | None], ...]
     writer: pq.ParquetWriter
@@ -235,6 +239,7 @@ class FileSet:
 
     def __init__(self, layout: ExportLayout) -> None:
         self._layout = layout
+        self._place = place_of(layout.target)
         self._attempt = uuid.uuid4().hex[:16]
         self._open: dict[tuple[str, int], _Open] = {}  # the least recently used first
         self._closed: list[StagedFile] = []
@@ -250,19 +255,22 @@ class FileSet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.writer.close()
+        with self._place.named():
+            for file in self._open.values():
+                file.writer.close()
 
     def add(self, span: QueueRange, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch, each to the file of its date."""
         kept = self._shape.apply(batch)
-        for day, part in split_by_day(kept, batch.column(Column.TIMESTAMP.value)):
-            self._file(span, day, kept.schema).add(part)
+        with self._place.named():
+            for day, part in split_by_day(kept, batch.column(Column.TIMESTAMP.value)):
+                self._file(span, day, kept.schema).add(part)
 
     def close(self) -> list[StagedFile]:
         """Close and sync all files, and return them."""
-        for key in list(self._open):
-            self._finish(key)
+        with self._place.named():
+            for key in list(self._open):
+                self._finish(key)
         return self._closed
 
     def _file(self, span: QueueRange, day: int, schema: pa.Schema) -> _Open:
@@ -278,26 +286,30 @@ class FileSet:
     def _begin(self, topic: str, day: int, schema: pa.Schema) -> _Open:
         name = f"part-{self._attempt}-{self._count:04}.parquet"
         self._count += 1
-        path = Path(self._layout.target, self._layout.staging, name)
         date = str(np.datetime64(day, "D")) if day in _DAYS else None
         folder = os.path.join(f"topic={escape(topic)}", f"date={date or _NO_DATE}")
         final = name if self._layout.flat else os.path.join(folder, name)
-        writer = parquet_writer(path, schema, self._layout.compression)
-        return _Open(path, final, (("topic", topic), ("date", date)), writer)
+        staged = os.path.join(self._layout.staging, final if self._place.in_place else name)
+        if self._place.in_place:
+            final = staged
+        writer = parquet_writer(
+            self._place.path(staged), schema, self._layout.compression, self._place.filesystem
+        )
+        return _Open(staged, final, (("topic", topic), ("date", date)), writer)
 
     def _finish(self, key: tuple[str, int]) -> None:
         file = self._open[key]
         file.flush()
         file.writer.close()
-        sync_file(file.path)
+        size = self._place.finish(file.staged)
         del self._open[key]
-        staged = os.path.join(self._layout.staging, file.path.name)
-        size = file.path.stat().st_size
-        self._closed.append(StagedFile(staged, file.final, file.rows, size, file.partition))
+        self._closed.append(StagedFile(file.staged, file.final, file.rows, size, file.partition))
 
 
-def parquet_writer(path: Path, schema: pa.Schema, compression: str) -> pq.ParquetWriter:
-    """Return a writer with the settings of all exported files."""
+def parquet_writer(
+    path: str | Path, schema: pa.Schema, compression: str, filesystem: Any = None
+) -> pq.ParquetWriter:
+    """Return a writer with the settings of all exported files; None is the local file system."""
     return pq.ParquetWriter(
         str(path),
         schema,
@@ -305,6 +317,7 @@ def parquet_writer(path: Path, schema: pa.Schema, compression: str) -> pq.Parque
         use_dictionary=[name for name in schema.names if name in _DICTIONARY],
         write_statistics=[name for name in schema.names if name not in _NO_STATISTICS],
         store_schema=False,
+        filesystem=filesystem,
     )
 
 
@@ -355,13 +368,17 @@ class Group:
 class MergePlace:
     """Where a merging task reads and writes."""
 
-    target: str
+    target: str  # a path, or s3://BUCKET/FOLDER
     staging: str  # relative to the target
     compression: str
 
 
 def merge_files(
-    start: Start, target: Target, compression: str, file_bytes: int, progress: JobProgress
+    start: Start,
+    target: Target | ObjectTarget,
+    compression: str,
+    file_bytes: int,
+    progress: JobProgress,
 ) -> tuple[int, int]:
     """Merge files of less than half of `file_bytes`; return how many became how many.
 
@@ -370,7 +387,7 @@ def merge_files(
     groups = small_files(target.files(), file_bytes)
     if not groups:
         return 0, 0
-    place = MergePlace(str(target.path), os.path.relpath(target.staging, target.path), compression)
+    place = MergePlace(str(target.path), target.staging_name, compression)
     progress.begin("merge", sum(len(group.names) for group in groups), "files")
     merged = made = 0
     done: list[tuple[Group, StagedFile]] = []
@@ -411,34 +428,40 @@ def small_files(files: Mapping[str, int], file_bytes: int) -> list[Group]:
 
 
 def merge_group(place: MergePlace, group: Group) -> StagedFile:
-    """Write one file with the rows of a group. Runs on an executor. Raises StoreFullError."""
-    with needs_room(place.target):
+    """Write one file with the rows of a group. Runs on an executor.
+
+    Raises StoreFullError, and StoreError if a bucket is not reached.
+    """
+    with needs_room(place.target), place_of(place.target).named():
         return _merge_group(place, group)
 
 
 def _merge_group(place: MergePlace, group: Group) -> StagedFile:
     folder = os.path.dirname(group.names[0])
     name = f"part-{uuid.uuid4().hex[:16]}-merged.parquet"
-    path = Path(place.target, place.staging, name)
-    schema = pq.read_schema(Path(place.target, group.names[0]))
+    files = place_of(place.target)
+    where = {"filesystem": files.filesystem}
+    final = os.path.join(folder, name)
+    staged = final if files.in_place else os.path.join(place.staging, name)
+    schema = pq.read_schema(files.path(group.names[0]), **where)
     expected = written = 0
-    with contextlib.closing(parquet_writer(path, schema, place.compression)) as writer:
+    with contextlib.closing(
+        parquet_writer(files.path(staged), schema, place.compression, files.filesystem)
+    ) as writer:
         for table in row_groups(_batches(place, group)):
             writer.write_table(table, row_group_size=table.num_rows)
             written += table.num_rows
     for one in group.names:
-        expected += pq.read_metadata(Path(place.target, one)).num_rows
+        expected += pq.read_metadata(files.path(one), **where).num_rows
     if written != expected:
         raise StoreBrokenError(
             f"{place.target}: the files of {folder} have {expected} rows, but {written} were read"
         )
-    sync_file(path)
-    return StagedFile(
-        os.path.join(place.staging, name), os.path.join(folder, name), written, path.stat().st_size
-    )
+    return StagedFile(staged, final, written, files.finish(staged))
 
 
 def _batches(place: MergePlace, group: Group) -> Iterator[pa.RecordBatch]:
+    files = place_of(place.target)
     for name in group.names:
-        with pq.ParquetFile(Path(place.target, name)) as file:
+        with pq.ParquetFile(files.path(name), filesystem=files.filesystem) as file:
             yield from file.iter_batches(batch_size=65_536)

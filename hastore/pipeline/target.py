@@ -103,6 +103,11 @@ class Target:
         """Return the run's folder for staged files."""
         return self._state / "staging" / self.run
 
+    @property
+    def staging_name(self) -> str:
+        """Return the same, relative to the target."""
+        return os.path.relpath(self.staging, self.path)
+
     def look(self) -> dict[str, Any]:
         """Return the state of the last commit, and change nothing; {} without a commit.
 
@@ -320,7 +325,8 @@ def local_path(text: str) -> Path:
     if match and match[1].lower() != "file":
         raise UsageError(
             f"the target {text!r} is not a folder of this machine: files of other file systems "
-            "cannot be made visible by one atomic rename. Export to a local or mounted folder"
+            "cannot be made visible by one atomic rename. Name a local or mounted folder; only "
+            "`export --format parquet` also takes s3://BUCKET/FOLDER"
         )
     if match:
         text = re.sub(r"^file:(//(localhost)?)?(?=/)", "", text, flags=re.IGNORECASE)

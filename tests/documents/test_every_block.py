@@ -40,6 +40,9 @@ PLAYED_WHOLE = {
 PLAYED_ELSEWHERE = {
     ("docs/pipeline.md", "from datetime import UTC"): "tests/spark/test_topics.py",
     ("docs/pipeline-jobs.md", "spark-submit"): "tests/spark/pipeline/test_command.py",
+    ("docs/pipeline-jobs.md", "from hastore.pipeline.committed"): (
+        "tests/pipeline/test_object_target.py"
+    ),
     ("docs/rocketmq-clients.md", "-Dtls.enable=true"): "tests/interop/test_rocketmq_tls.py",
     ("docs/rocketmq-clients.md", "brokerName = g0"): "tests/interop/test_flips_with_rocketmq.py",
     ("docs/deployment.md", "python3 -m pip wheel"): "tests/spark/cluster/test_cluster.py",

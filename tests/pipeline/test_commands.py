@@ -78,7 +78,7 @@ WRONG = (
     ("export --path {none} --target {none}", "there is no directory {none}"),
     ("export --path {store} --target {file}", "{file} is a file"),
     ("export --path {store} --target {store}", "holds files of something else"),
-    ("export --path {store} --target s3://a/b", "is not a folder of this machine"),
+    ("export --path {store} --target gs://a/b", "is not a folder of this machine"),
     ("export --path {store} --target {none} --pattern (", "is not a regular expression"),
     ("export --path {store} --target {none} --drop-value", "give a JSON schema"),
     ("export --path {store} --target {exported} --headers", "was without --headers"),

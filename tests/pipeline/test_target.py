@@ -196,7 +196,7 @@ def test_a_target_of_another_job_or_with_other_files_is_refused(tmp_path):
     assert os.listdir(tmp_path / "other") == ["file"]
 
 
-@pytest.mark.parametrize("text", ["s3://bucket/x", "hdfs://host/x", "abfss:x"])
+@pytest.mark.parametrize("text", ["gs://bucket/x", "hdfs://host/x", "abfss:x"])
 def test_places_without_an_atomic_rename_are_refused(text):
     with pytest.raises(UsageError, match="not a folder of this machine"):
         local_path(text)

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @click.command("export", short_help="Export topics to Parquet, each message exactly once.")
 @with_where
-@click.option("--target", required=True, metavar="DIR", help="The folder of the files.")
+@click.option(
+    "--target",
+    required=True,
+    metavar="DIR",
+    help="The folder of the files; or s3://BUCKET/FOLDER, as AWS_ENDPOINT_URL and keys say.",
+)
 @click.option(
     "--headers", is_flag=True, default=None, help="Add the column headers: the users' properties."
 )

@@ -8,10 +8,12 @@ import pandas as pd
 import pytest
 
 from hastore.errors import CorruptRecordError, PositionLostError, UsageError
+from hastore.pipeline.committed import committed_dataset
 from hastore.pipeline.delta import DeltaTarget
 from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
 from hastore.store.offline.reader import StoreReader
+from tests.pipeline.s3 import client, new_target, s3_server
 from tests.spark.stores import GOLDEN, numbered, write_store
 
 DAY_MS = 24 * 3600 * 1000
@@ -64,6 +66,24 @@ def test_later_runs_add_what_has_come_since(spark, tmp_path):
         assert exported(spark, target) == expected(store)
     assert run(spark, store, target).messages == 0
     assert len(list(target.glob("topic=t/date=*"))) == 10
+
+
+def test_workers_write_to_a_bucket_and_merge_there(spark, tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    write_store(store, over_days(40))
+    with s3_server() as variables:
+        for name, value in variables.items():  # as spark.executorEnv, for new workers
+            monkeypatch.setitem(spark.sparkContext.environment, name, value)
+        target = new_target(client())
+        assert run(spark, store, target, file_bytes=4_000).files > 4
+        assert run(spark, store, target, merge=True).merged_files
+        table = committed_dataset(target).to_table()
+    rows = table.select(["topic", "partition", "offset", "date", "value"]).to_pylist()
+    assert len(rows) == 40
+    assert {
+        (row["topic"], row["partition"], row["offset"]): (str(row["date"]), row["value"])
+        for row in rows
+    } == expected(store)
 
 
 def test_the_files_have_the_columns_and_types_of_the_source(spark, tmp_path):

@@ -1,0 +1,42 @@
+"""Read what an export has committed in a bucket, where a list of its objects may have more.
+
+The functions need pyarrow, and no Spark.
+"""
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from hastore.errors import UsageError
+from hastore.pipeline.object_target import ObjectTarget
+from hastore.pipeline.places import Bucket
+
+
+def committed_files(target: str) -> list[str]:
+    """Return the URLs of the files that an export to s3://BUCKET/FOLDER has committed, sorted.
+
+    They hold each exported message once; other files in the target do not count. They stay for a
+    day at least, also if they are merged meanwhile. [] if nothing is exported yet. Raises
+    UsageError, and StoreError if the bucket is not reached.
+    """
+    opened = ObjectTarget(target)
+    opened.look()
+    return sorted(f"{opened.path}/{name}" for name in opened.files())
+
+
+def committed_dataset(target: str) -> pads.Dataset:
+    """Return `committed_files` as a dataset of pyarrow, with the columns `topic` and `date`.
+
+    Raises UsageError if nothing is exported yet, and what `committed_files` raises.
+    """
+    files = committed_files(target)
+    if not files:
+        raise UsageError(f"nothing was exported to {target} yet; run `hastore pipeline export`")
+    place = Bucket(target)
+    partitions = pa.schema([("topic", pa.string()), ("date", pa.date32())])
+    with place.named():
+        return pads.dataset(
+            [file.removeprefix("s3://") for file in files],
+            filesystem=place.filesystem,
+            format="parquet",
+            partitioning=pads.partitioning(partitions, flavor="hive"),
+        )

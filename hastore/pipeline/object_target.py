@@ -1,0 +1,223 @@
+"""A target in a bucket of S3, where nothing can be renamed: a commit is one new object.
+
+    TARGET/_hastore/commits/00000001-RUN.json    a commit: the state after it, all files of it
+    TARGET/_hastore/lists/00000001-RUN.json      files of many commits, which later ones refer to
+    TARGET/_data/topic=T/date=D/part-....parquet the files, also those that no commit has yet
+
+A commit names every file that is exported, and the positions up to which they were read. The last
+commit is the one with the greatest number, of two the one with the greater run. So a reader that
+takes the files from it sees each message once, whatever else lies in `_data`. Readers that list the
+folder skip both names, and find nothing instead of files that are not committed (committed.py).
+
+Two runs at once exclude each other by looking whether there is another commit before they write
+theirs. If both write at the same moment, one of the two commits counts, and it is whole.
+
+Files without a commit are removed when they are a day old: a run that died has left them. Files
+that a merge has replaced stay for a day, for readers that began before it.
+"""
+
+import contextlib
+import json
+import posixpath
+import re
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import pyarrow.fs as pafs
+
+from hastore.errors import StoreBrokenError, StoreInUseError, UsageError
+from hastore.pipeline.places import Bucket
+from hastore.pipeline.target import StagedFile
+
+DATA = "_data"
+_FORMAT = 1
+_COMMITS, _LISTS = "_hastore/commits", "_hastore/lists"
+_COMMIT_NAME = re.compile(r"([0-9]{8,})-([0-9a-f]{32})\.json")
+_KEPT_COMMITS = 100  # for readers that have listed the commits a moment ago
+_LISTED_FILES = 1000  # a commit has fewer of its own; the others are in lists
+_DAY_MS = 24 * 3600 * 1000
+
+
+class ObjectTarget:
+    """The target of an export in a bucket; use it in a `with`."""
+
+    flat = False
+    staging_name = DATA
+
+    def __init__(self, url: str) -> None:
+        """Name the target: s3://BUCKET/FOLDER. Raises what Bucket raises."""
+        self._place = Bucket(url)
+        self._fs = self._place.filesystem
+        self.path = self._place.url
+        self.run = uuid.uuid4().hex
+        self.number = 0  # of the last commit; 0 without one
+        self.state: dict[str, Any] = {}  # of the last commit
+        self._name = ""  # of the last commit's object
+        self._entry: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Find the last commit. Raises UsageError, StoreError, StoreBrokenError."""
+        self.look()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave files without a commit to a later run: a task may still write."""
+
+    def look(self) -> dict[str, Any]:
+        """Return the state of the last commit, and change nothing; {} without a commit.
+
+        Raises UsageError for a bucket that is not there, or a place with other objects.
+        """
+        with self._place.named():
+            self._check_place()
+            self._name = max(self._commits(), key=_order, default="")
+            if self._name:
+                self._entry = self._read(f"{_COMMITS}/{self._name}")
+                self._check(self._entry)
+                self.number, self.state = _order(self._name)[0], self._entry["state"]
+        return dict(self.state)
+
+    def commit(
+        self,
+        state: Mapping[str, Any],
+        files: Sequence[StagedFile],
+        *,
+        removed: Sequence[str] = (),
+    ) -> None:
+        """Make files visible and remove others, by one new object.
+
+        When this returns, the commit is durable. `state` is what the next run finds as `state`.
+        Raises StoreInUseError if another run has committed meanwhile, and StoreError; then the
+        commit may have taken place.
+        """
+        number, now_ms = self.number + 1, time.time_ns() // 1_000_000
+        name = f"{number:08}-{self.run}.json"
+        cleaned_ms = self._entry.get("cleaned_ms", 0)
+        cleans = now_ms - cleaned_ms >= _DAY_MS
+        with self._place.named():
+            there = self._commits()
+            if max(there, key=_order, default="") != self._name:
+                raise StoreInUseError(
+                    f"another run has exported to {self.path} meanwhile, and nothing of this "
+                    "commit was made visible; wait until the other run has ended, and run the job "
+                    "again"
+                )
+            lists, own = self._listed(name, files, set(removed))
+            entry = {
+                "format": _FORMAT,
+                "job": "export",
+                "number": number,
+                "state": dict(state),
+                "lists": lists,
+                "files": own,
+                "replaced": self._entry.get("replaced", {}) | dict.fromkeys(removed, now_ms),
+                "cleaned_ms": now_ms if cleans else cleaned_ms,
+            }
+            if cleans:
+                entry["replaced"] = {
+                    one: at for one, at in entry["replaced"].items() if now_ms - at < _DAY_MS
+                }
+            self._write(f"{_COMMITS}/{name}", entry)  # the commit
+        self.number, self.state, self._name, self._entry = number, dict(state), name, entry
+        with contextlib.suppress(OSError):  # it is in the way of nobody; a later run tries again
+            for old in sorted(there, key=_order)[: -_KEPT_COMMITS + 1]:
+                self._fs.delete_file(self._place.path(f"{_COMMITS}/{old}"))
+            if cleans:
+                self._clean()
+
+    def files(self) -> dict[str, int]:
+        """Return the files of the last commit and their sizes in bytes; the names are relative."""
+        with self._place.named():
+            return {file["name"]: file["bytes"] for file in self._all_files()}
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _check_place(self) -> None:
+        """Raise UsageError unless the bucket is there and the place is free, or a target."""
+        bucket = self._place.bucket
+        if self._fs.get_file_info(bucket).type == pafs.FileType.NotFound:
+            raise UsageError(
+                f"there is no bucket {bucket!r}, or the keys have no right to it; make it, or give "
+                "another --target"
+            )
+        ours = {_COMMITS.partition("/")[0], DATA}
+        if not {name for name, _ in self._listing("")} <= ours:
+            raise UsageError(
+                f"the target {self.path} holds objects of something else; name a new or empty place"
+            )
+
+    def _check(self, entry: Mapping[str, Any]) -> None:
+        if entry.get("format") != _FORMAT:
+            raise UsageError(f"a newer version of hastore wrote {self.path}; use that one")
+
+    def _listing(self, folder: str, *, recursive: bool = False) -> list[tuple[str, pafs.FileInfo]]:
+        """Return what is in a folder, by name relative to the target."""
+        root = self._place.path(folder) if folder else self._place.root
+        found = self._fs.get_file_info(
+            pafs.FileSelector(root, recursive=recursive, allow_not_found=True)
+        )
+        return [(info.path[len(self._place.root) + 1 :], info) for info in found]
+
+    def _commits(self) -> list[str]:
+        names = [posixpath.basename(name) for name, _ in self._listing(_COMMITS)]
+        return [name for name in names if _COMMIT_NAME.fullmatch(name)]
+
+    def _listed(
+        self, commit: str, files: Sequence[StagedFile], removed: set[str]
+    ) -> tuple[list[str], list[dict[str, Any]]]:
+        """Return the lists of a commit, which are written here, and the files of its own."""
+        new = [{"name": one.final, "rows": one.rows, "bytes": one.size} for one in files]
+        lists, own = list(self._entry.get("lists", ())), list(self._entry.get("files", ()))
+        if not removed <= {file["name"] for file in own}:
+            lists, own = [], self._all_files()  # lists never change: all are made anew
+        own = [file for file in own if file["name"] not in removed] + new
+        if len(own) >= _LISTED_FILES:
+            lists.append(f"{_LISTS}/{commit}")
+            self._write(lists[-1], {"files": own})
+            own = []
+        return lists, own
+
+    def _all_files(self) -> list[dict[str, Any]]:
+        files = [file for one in self._entry.get("lists", ()) for file in self._read(one)["files"]]
+        return files + list(self._entry.get("files", ()))
+
+    def _clean(self) -> None:
+        """Remove objects that are a day old and that neither this commit nor readers need."""
+        kept = {file["name"] for file in self._all_files()}
+        kept.update(self._entry["lists"], self._entry["replaced"])
+        # Compared with the server's time, which made the other times, too.
+        now = self._fs.get_file_info(self._place.path(f"{_COMMITS}/{self._name}")).mtime_ns
+        for folder in (DATA, _LISTS):
+            for name, info in self._listing(folder, recursive=True):
+                old = info.is_file and now - info.mtime_ns >= _DAY_MS * 1_000_000
+                if old and name not in kept:
+                    self._fs.delete_file(info.path)
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write an object at once: it is there whole, or not at all."""
+        data = json.dumps(value, ensure_ascii=False, indent=1).encode()
+        with self._fs.open_output_stream(self._place.path(name)) as stream:
+            stream.write(data)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        with self._fs.open_input_stream(self._place.path(name)) as stream:
+            data = stream.read()
+        try:
+            value = json.loads(data)
+        except ValueError as error:
+            raise StoreBrokenError(
+                f"{self.path}/{name} is damaged: {error}; restore it from a backup"
+            ) from error
+        if not isinstance(value, dict):
+            raise StoreBrokenError(
+                f"{self.path}/{name} is damaged: it holds no object; restore it from a backup"
+            )
+        return value
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Return what orders the names of commits."""
+    number, _, run = name.partition("-")
+    return int(number), run
