@@ -74,5 +74,7 @@ class Service:
             self.run()
         except BaseException as failure:  # every exception ends the thread, so each is reported
             self.failure = failure
-            log.exception("%s died", self.name)
-            self._on_failure(self.name, failure)
+            try:
+                log.exception("%s died", self.name)
+            finally:  # a log that fails must not hide it: the node would go on without this thread
+                self._on_failure(self.name, failure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import logging
 import pathlib
 import socket
 import subprocess
@@ -132,6 +133,51 @@ def test_a_failing_thread_ends_the_node_with_its_reason(
     assert "LookupError" in str(failed.value) and "node 1 has ended" in str(failed.value)
     assert "planted defect" in status["reason"] and not status["writable"]
     assert "planted defect" in status["problems"][0]
+
+
+class BrokenHandler(logging.Handler):
+    """A log that fails on every line about a failure, as the node's own must never do."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Raise, as a handler without rights to its file would."""
+        if record.levelno >= logging.ERROR:
+            raise PermissionError(13, "Permission denied", "node.log")
+        return True
+
+
+@pytest.fixture
+def broken_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)  # it says so on stderr
+    handler = BrokenHandler()
+    logging.getLogger("hastore").addHandler(handler)
+    yield
+    logging.getLogger("hastore").removeHandler(handler)
+
+
+@pytest.mark.usefixtures("broken_log")
+def test_a_failure_is_reported_although_its_log_fails() -> None:
+    heard: list[str] = []
+
+    class Failing(Service):
+        def run(self) -> None:
+            raise LookupError("a planted defect")
+
+    service = Failing("Failing", on_failure=lambda name, failure: heard.append(f"{name} {failure}"))
+    service.start()
+    service.stop(WAIT_S)
+    assert heard == ["Failing a planted defect"]
+
+
+@pytest.mark.usefixtures("broken_log")
+def test_a_node_ends_although_its_log_fails(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_with(monkeypatch, ApiServer, "_run_once")
+    node = Node(config_of(tmp_path / "s"), lambda: None)
+    node.start()
+    assert node.failed.wait(WAIT_S)
+    with pytest.raises(NodeFailedError, match=r"ApiServer failed.*planted defect"):
+        run_module._end(node)
 
 
 def test_a_failing_client_of_the_master_ends_the_node(

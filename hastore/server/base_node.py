@@ -478,13 +478,15 @@ class BaseNode:
         The failure of a service ends the node. A failure of the store ends it only if the store's
         folder was moved or removed; otherwise the node goes on and shows the reason.
         """
-        log.critical("%s failed: %s", name, failure)
         if name != "store":
             with self._failing:
                 if self.failure is None:  # keep the first: it may have caused the others
                     self.failure = f"{name} failed: {failure!r}"
-        if name != "store" or isinstance(failure, StoreMovedError):
-            self.failed.set()
+        try:
+            log.critical("%s failed: %s", name, failure)
+        finally:  # the node ends also if its log fails
+            if name != "store" or isinstance(failure, StoreMovedError):
+                self.failed.set()
 
     # -- stop --------------------------------------------------------------------------------------
 

@@ -8,12 +8,14 @@
 Times are UTC. Until the configuration is read, and without `log.file`, lines go to stderr.
 """
 
+import contextlib
 import json
 import logging
 import logging.handlers
 import sys
+from typing import TextIO
 
-from hastore.bounded_log import LineFormatter, utc_time
+from hastore.bounded_log import LineFormatter, one_line, utc_time
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config, LogFormat
 from hastore.errors import ConfigError
@@ -47,24 +49,72 @@ class JsonFormatter(logging.Formatter):
 class LogFile(logging.handlers.WatchedFileHandler):
     """A log file. One that was moved away, as logrotate does, is opened anew before the next line.
 
-    A file that cannot be written is told on stderr, now and then; the node goes on.
+    No failure of the file leaves this class, because any thread of the node may log: stderr says
+    now and then what was lost, and the next line opens the file again.
     """
 
     def __init__(self, path: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__(path, encoding="utf-8")
+        """Open the file. Raises OSError if that fails; later nothing is raised."""
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self._clock = clock
         self._told_ms = float("-inf")
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or say on stderr that it was lost."""
+        try:
+            stream = self._open_if_needed()
+            stream.write(self.format(record) + self.terminator)
+            stream.flush()
+        except Exception:  # whatever it is, the caller has work to do
+            self._drop_stream()
+            self.handleError(record)
+
+    def reopen(self) -> None:
+        """Open the file if it was moved away or could not be opened so far."""
+        self.acquire()
+        try:
+            self._open_if_needed()
+        except Exception as failure:  # as for a line
+            self._drop_stream()
+            self._tell(str(failure))
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """Close the file; what it could not take is lost."""
+        with contextlib.suppress(OSError, ValueError):
+            super().close()
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Say that a line was lost, and why."""
+        failure = sys.exc_info()[1]
+        try:
+            lost = record.getMessage()
+        except Exception:  # the arguments do not fit: that is why it was lost
+            lost = str(record.msg)
+        self._tell(f"{failure}; lost: {lost}")
+
+    def _open_if_needed(self) -> TextIO:
+        self.reopenIfNeeded()
+        if self.stream is None:
+            self.stream = self._open()
+            self._statstream()
+        return self.stream
+
+    def _drop_stream(self) -> None:
+        """Forget the stream, with what it holds: the next line opens the file again."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.close()
+
+    def _tell(self, what: str) -> None:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._told_ms < TOLD_MS or sys.stderr is None:
             return
         self._told_ms = now_ms
-        print(
-            f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}; lost: {record.msg}",
-            file=sys.stderr,
-        )
+        with contextlib.suppress(OSError, ValueError):  # then there is nobody left to tell
+            print(one_line(f"{self.baseFilename} cannot be written: {what}"), file=sys.stderr)
 
 
 class NodeLog:
@@ -96,12 +146,6 @@ class NodeLog:
             self._handler.setFormatter(LineFormatter(TEXT))
 
     def reopen(self) -> None:
-        """Open the file anew if it was moved away; after SIGHUP."""
+        """Open the file anew if it was moved away; after SIGHUP. Raises nothing."""
         if isinstance(self._handler, LogFile):
-            self._handler.acquire()
-            try:
-                self._handler.reopenIfNeeded()
-            except OSError as failure:
-                logging.getLogger(__name__).error("the log file cannot be opened: %s", failure)
-            finally:
-                self._handler.release()
+            self._handler.reopen()
