@@ -251,6 +251,7 @@ class Node(BaseNode):
         yield self.retention.stop
         yield self.delays.stop
         yield self.member.step_down
+        yield self.member.gate.close  # also for a link that did not end in time
         yield lambda: self.ha.close_epoch("the node stops")
         yield self.transfer.stop
         yield self.api.stop

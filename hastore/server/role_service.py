@@ -219,7 +219,8 @@ class RoleService(Service):
             flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
                 self.client.accept_loss = flags.accept_loss
-                self.client.drop_link()
+                if flags.accept_loss or not self.client.linked:
+                    self.client.drop_link()
         now = self._member.clock.monotonic_ms()
         if self.mode is not RoleMode.FOLLOWING and now >= self._next_try_ms:
             self._next_try_ms = now + RETRY_MS

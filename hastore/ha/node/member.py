@@ -219,12 +219,14 @@ class Member:
     def step_down(self) -> bool:
         """Stop being master without a higher epoch, as in a demotion.
 
-        Return whether this node was master.
+        Return whether this node was master. The link of a node that follows goes on: its epoch is
+        another node's, and a new link would take time in which that master's puts are refused.
         """
         with self.gate.lock:
             was = self.open_epoch
-            self.gate.close()
-            self.open_epoch = 0
+            if was:
+                self.gate.close()
+                self.open_epoch = 0
         return bool(was)
 
     def _tell(self, was: int, epoch: int, who: str) -> None:

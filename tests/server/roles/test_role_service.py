@@ -65,12 +65,16 @@ def order(nodes: Nodes, number: int, role: Role) -> None:
     nodes.running[number].roles.wake()
 
 
-def command(node: Node, **flags: bool) -> None:
+def once_file(node: Node) -> pathlib.Path:
+    return pathlib.Path(node.config.store.root) / "hastore" / "once.json"
+
+
+def command(node: Node, name: str = "promote", **flags: bool) -> None:
     """Do what `hastore promote` does for a node whose file has the role already."""
-    note = {"command": "promote", "epoch": node.state.last_epoch,
+    note = {"command": name, "epoch": node.state.last_epoch,
             "wall_ms": int(time.time() * 1000), **flags}  # fmt: skip
-    path = pathlib.Path(node.config.store.root) / "hastore" / "once.json"
-    REAL.replace_bytes(str(path), json.dumps(note).encode())  # the node may read it at any time
+    # The node may read it at any time.
+    REAL.replace_bytes(str(once_file(node)), json.dumps(note).encode())
     node.roles.wake()
 
 
@@ -127,6 +131,26 @@ def test_a_demotion_ends_the_wait_and_the_old_master_serves_again(pair: Nodes) -
         command(one)
         wait_for(lambda: writable(one))
         wait_for(lambda: linked(two))
+
+
+@pytest.mark.parametrize("how", ["file", "command"])
+def test_a_superseded_master_that_is_made_a_slave_keeps_its_link(pair: Nodes, how: str) -> None:
+    """A planned flip does so at its end: the new master's puts need this slave."""
+    one, two = pair.running[1], pair.running[2]
+    order(pair, 2, Role.SYNC_MASTER)
+    wait_for(lambda: writable(two) and linked(one))
+    wait_for(lambda: two.ha.can_confirm(flushed=False) is None)
+    assert one.roles.client is not None
+    stream = one.roles.client._stream
+    if how == "command":
+        command(one, "demote")
+    order(pair, 1, Role.SLAVE)
+    wait_for(lambda: one.state.data.role_followed is Role.SLAVE)
+    wait_for(lambda: not once_file(one).exists())
+    assert one.member.gate.epoch == two.member.open_epoch
+    fill(two, 1)
+    wait_for(lambda: one.store.max_offset == two.store.max_offset)
+    assert one.roles.client._stream is stream and two.ha.can_confirm(flushed=False) is None
 
 
 def test_a_later_command_elsewhere_ends_an_order_that_waits(pair: Nodes) -> None:
