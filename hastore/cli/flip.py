@@ -8,7 +8,6 @@ answers of other nodes tries again each second, and may succeed later.
 """
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -35,14 +34,15 @@ from hastore.cli.own_node import (
     refuse_other_file,
     role_place,
 )
+from hastore.cli.promote_wait import Notes, Progress, awaited_nodes, no_new_epoch
 from hastore.config.file import config_error, load_config, load_names
 from hastore.config.model import Config, Mode, Role
 from hastore.errors import HastoreError, PromotionRefused, UsageError
 
 PATIENCE_S = 10.0  # the longest wait without progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
+TELL_AFTER_S = 2.0  # a promotion that takes longer says what it waits for
 _POLL_S = 0.1
-NO_NEW_EPOCH = "no new epoch has begun"  # a problem of RoleService's begins so
 
 Status = dict[str, Any]
 
@@ -172,16 +172,19 @@ def _wait(
     config, before, place = target.config, target.before, target.place
     began = last_move = time.monotonic()
     seen: Status | None = None
+    progress, notes = Progress(), Notes(node_name(config))
     reasons: Counter[str] = Counter()  # the most frequent one is reported
     while time.monotonic() - last_move < patience_s:
         status = ask_node(config)
         if status is not None:
             if followed(status):
                 return status
-            if _progress(status) != (seen and _progress(seen)):
+            if progress.moved(status):
                 last_move = time.monotonic()
             seen = status
-            reasons[status["reason"] or _no_new_epoch(status)] += 1
+            if role.is_master and time.monotonic() - began >= TELL_AFTER_S:
+                notes.tell(status, role)
+            reasons[status["reason"] or no_new_epoch(status)] += 1
             refused = status["role"] != role.value and status["reason"] not in (
                 None,
                 before and before["reason"],
@@ -199,7 +202,7 @@ def _wait(
             f"{node_name(config)} does not answer; {stays}, which the node takes when it {later}"
         )
     reason = reasons.most_common(1)[0][0]
-    remedy = _remedy(target.given, reason) if role.is_master else ""
+    remedy = _remedy(target, seen, reason) if role.is_master else ""
     follows = None if target.remote else seen.get("config")
     if follows and not os.path.exists(follows):
         remedy += f"; it reads {follows}, which is not on this machine"
@@ -208,24 +211,24 @@ def _wait(
     )
 
 
-def _no_new_epoch(status: Status) -> str:
-    """Say why a master has not begun the new epoch that it was told to begin, if it says so."""
-    told = (text for text in status.get("problems", []) if text.startswith(NO_NEW_EPOCH))
-    return next(told, f"it is {status['role']} in epoch {status['epoch']}")
-
-
-def _remedy(given: str, reason: str) -> str:
+def _remedy(target: Target, seen: Status, reason: str) -> str:
     """Return the text of the operator's choices after a refused or late promotion."""
-    call_off = f"`hastore demote -c {given}` cancels the promotion"
-    awaited = re.search(r"waiting for node ([0-9]+(?:, [0-9]+)*)", reason)
-    if awaited is None:
+    awaited = awaited_nodes(reason)
+    named = ", ".join(map(str, awaited))
+    if seen["writable"]:  # it serves: to cancel by a demotion would stop the service
+        if not awaited:
+            return "; it tries again each second"
+        removals = ", ".join(
+            f"`hastore node remove {target.given} --node {number}`" for number in awaited
+        )
+        return (
+            f"; it tries again each second: start node {named}, or take it out of the list of every"
+            f" node's file again ({removals})"
+        )
+    call_off = f"`hastore demote -c {target.given}` cancels the promotion"
+    if not awaited:
         return f"; {call_off}"
-    return f"; it tries again each second: start node {awaited[1]}, or {call_off}"
-
-
-def _progress(status: Status) -> tuple[Any, ...]:
-    """Return the fields of which at least one changes while a node makes progress."""
-    return status["role"], status["epoch"], status["max_offset"], status.get("dispatched_offset")
+    return f"; it tries again each second: start node {named}, or {call_off}"
 
 
 def _report(status: Status, seconds: float, *, as_json: bool) -> None:

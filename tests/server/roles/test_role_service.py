@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hastore.cli.flip import NO_NEW_EPOCH
+from hastore.cli.promote_wait import NO_NEW_EPOCH
 from hastore.config.model import Config, Role
 from hastore.fs.filesystem import REAL
 from hastore.ha import promoter
