@@ -26,6 +26,7 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.cli.completing import complete_nodes
+from hastore.cli.heir import require_heir
 from hastore.cli.own_node import (
     RolePlace,
     as_node,
@@ -110,16 +111,19 @@ def promote(
 
 def demote(
     path: str, flags: OneShotFlags = OneShotFlags(), patience_s: float = PATIENCE_S,
-    *, remote: int | None = None,
+    *, remote: int | None = None, leave_no_master: bool = False,
 ) -> Status:  # fmt: skip
     """Make the node of the file at `path` a slave, as `promote`; return its status once it is one.
 
     Raises HastoreError when the node does not answer or is late; the file stays edited. Before the
     file is edited, raises UsageError when the node runs with another file, and HastoreError when a
-    flag cannot reach the node.
+    flag cannot reach the node, or when the node serves and no other node can take over at once,
+    unless `leave_no_master`.
     """
     target = _target(path, "demote", remote)
     config, before, place = target.config, target.before, target.place
+    if before is not None and before["writable"] and not (flags.accept_loss or leave_no_master):
+        require_heir(config, before)
     if not flags.any:
         place.change(Role.SLAVE)
     elif before is None:
@@ -323,12 +327,18 @@ def promote_command(
 @with_config
 @with_security
 @_accept_loss
+@click.option(
+    "--leave-no-master",
+    is_flag=True,
+    help="Demote the master even if no other node can take over at once.",
+)
 @_with_remote
 @_patience
 @with_json
 def demote_command(
     path: str,
     accept_loss: bool,
+    leave_no_master: bool,
     remote: bool,
     number: int | None,
     patience_s: float,
@@ -337,8 +347,14 @@ def demote_command(
     """Make a node a slave: edit its role, and wait until the node is a slave.
 
     With --remote FILE may be that of any node of the group, or a copy.
+
+    A master that takes puts is not demoted while no other node can take over at once (exit code 1),
+    except with --leave-no-master or --accept-loss. hastore flip moves the role in one go.
     """
     began = time.monotonic()
     flags = OneShotFlags(accept_loss=accept_loss)
-    status = demote(path, flags, patience_s, remote=_remote_number(path, remote, number))
+    status = demote(
+        path, flags, patience_s, remote=_remote_number(path, remote, number),
+        leave_no_master=leave_no_master,
+    )  # fmt: skip
     _report(status, time.monotonic() - began, as_json=as_json)

@@ -1,0 +1,58 @@
+"""Whether another node can take over from a master that is to be demoted."""
+
+import time
+from typing import Any
+
+from hastore.cli.common import print_note
+from hastore.cli.own_node import ask_node, node_name
+from hastore.config.model import Config
+from hastore.errors import HastoreError
+
+HEIR_S = 3.0  # a slave that has just started is in sync within a moment
+_POLL_S = 0.1
+
+Status = dict[str, Any]
+
+
+def require_heir(config: Config, status: Status) -> None:
+    """Raise HastoreError if no other node can become master once this one is demoted."""
+    end = time.monotonic() + HEIR_S
+    problem = heir_problem(config, status)
+    while problem is not None and time.monotonic() < end:
+        time.sleep(_POLL_S)
+        now = ask_node(config)
+        if now is not None and not now["writable"]:
+            return
+        problem = problem if now is None else heir_problem(config, now)
+    if problem is not None:
+        raise HastoreError(
+            f"{node_name(config)} is the master, and no other node can take over at once: "
+            f"{problem}; nothing was changed. `hastore flip` moves the role once one can; with "
+            "--leave-no-master no node takes puts after this command"
+        )
+    print_note(
+        "no node takes puts until another one is promoted; `hastore flip` moves the role in one go"
+    )
+
+
+def heir_problem(config: Config, master: Status) -> str | None:
+    """Return why no other node could be promoted now; None if one could.
+
+    `master` is the status of the node that serves.
+    """
+    own = {one["node"]: one for one in master["slaves"] if not one["classic"]}
+    if not any(one["in_sync"] for one in own.values()):
+        return "no slave is in sync with it"
+    pending = {
+        one["key"]: one
+        for one in master.get("config_pending") or []
+        if one["counts_from"] == "promotion"
+    }
+    members = set(pending["nodes"]["in_file"] if "nodes" in pending else config.nodes)
+    answers = {one["node"] for one in master.get("unlinked") or [] if one["why"] is None}
+    silent = sorted(members - {config.node} - own.keys() - answers)
+    # A changed list, or `acks`, needs the answer of every node (docs/failover.md, "Promotion").
+    if len(silent) <= (0 if pending else master["acks"]):
+        return None
+    verb = "does" if len(silent) == 1 else "do"
+    return f"node {', '.join(map(str, silent))} {verb} not answer, and a promotion needs that"

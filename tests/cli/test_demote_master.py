@@ -1,0 +1,93 @@
+"""When a master that serves may be demoted: another node can take over, or the operator insists."""
+
+import pathlib
+import types
+
+import pytest
+
+from hastore.cli import flip, heir
+from hastore.errors import HastoreError
+from tests.cli.fake_group import FakeGroup
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """Let the node of a file answer what the test says: `ask(*changes)`, the last one for ever.
+
+    Its clock is that of the waits; with each answer its log grows by puts.
+    """
+    fakes = FakeGroup(tmp_path, 3)
+    clock = types.SimpleNamespace(now=0.0, asked=0)
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    time = types.SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
+    for module in (flip, heir):
+        monkeypatch.setattr(module, "time", time)
+
+    def scripted(number, *changes):
+        due = list(changes)
+        own = fakes[number]
+
+        def answer(config):
+            clock.asked += 1
+            end = 1_000 * clock.asked
+            change = due.pop(0) if len(due) > 1 else due[0]
+            return {
+                "node": number, "cluster": "c", "group": "g", "epoch": 65537, "master": 1,
+                "max_offset": end, "dispatched_offset": end, "config": str(own.path),
+                "role": "SYNC_MASTER", "reason": None, "problems": [], "writable": number == 1,
+                "unclean": False, "acks": 1, "slaves": [], "unlinked": [], "config_pending": [],
+            } | change  # fmt: skip
+
+        for module in (flip, heir):
+            monkeypatch.setattr(module, "ask_node", answer)
+        return str(own.path)
+
+    scripted.clock = clock
+    return scripted
+
+
+def slaves(*numbers, in_sync=True):
+    return [{"node": number, "in_sync": in_sync, "classic": False} for number in numbers]
+
+
+PENDING = [
+    {"key": "nodes", "in_force": [1, 2, 3], "in_file": [1, 2, 3, 4], "counts_from": "promotion"}
+]
+
+
+@pytest.mark.parametrize(
+    ("master", "why"),
+    [
+        ({"slaves": slaves(2, 3)}, None),
+        ({"slaves": slaves(2)}, None),
+        ({"slaves": []}, "no slave is in sync with it"),
+        ({"slaves": slaves(2, 3, in_sync=False)}, "no slave is in sync with it"),
+        ({"slaves": slaves(2), "acks": 0}, "node 3 does not answer"),
+        ({"slaves": slaves(2), "acks": 0, "unlinked": [{"node": 3, "why": None}]}, None),
+        ({"slaves": slaves(2, 3), "config_pending": PENDING}, "node 4 does not answer"),
+        ({"slaves": slaves(2), "config_pending": PENDING}, "node 3, 4 do not answer"),
+        ({"slaves": slaves(2, 3, 4), "config_pending": PENDING}, None),
+    ],
+)
+def test_a_master_is_demoted_only_if_another_node_can_take_over(ask, capsys, master, why):
+    slave = {"role": "SLAVE", "reason": "this node is a slave", "writable": False}
+    path = ask(1, master, slave) if why is None else ask(1, master)
+    if why is None:
+        assert flip.demote(path)["role"] == "SLAVE"
+        assert "until another one is promoted" in capsys.readouterr().err
+        return
+    with pytest.raises(HastoreError, match=why) as refused:
+        flip.demote(path)
+    assert "nothing was changed" in str(refused.value) and "--leave-no-master" in str(refused.value)
+    assert "role: SYNC_MASTER" in pathlib.Path(path).read_text()
+    ask(1, master, slave)
+    assert flip.demote(path, leave_no_master=True)["role"] == "SLAVE"
+
+
+def test_a_slave_that_is_in_sync_in_a_moment_can_take_over(ask):
+    slave = {"role": "SLAVE", "reason": "this node is a slave", "writable": False}
+    path = ask(1, {}, {}, {"slaves": slaves(2)}, slave)
+    assert flip.demote(path)["role"] == "SLAVE"
