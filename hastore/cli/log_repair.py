@@ -48,7 +48,8 @@ def repair_command(path: str, given: tuple[str, ...], dry_run: bool, as_json: bo
 
     config = load_config(path)
     if config.store.kind is StoreKind.MEMORY:
-        raise UsageError(f"{path}: the node's log is in memory: there is nothing to repair")
+        raise UsageError(f"{path}: the node's log is in memory: there is nothing to repair;"
+            " start it again, and it copies the log")
     addresses = _addresses(config, given)
     report = Report(config.store.root, dry_run)
     with contextlib.ExitStack() as stack:
@@ -87,7 +88,8 @@ def _addresses(config: Config, given: tuple[str, ...]) -> list[str]:
             if int(name) not in config.nodes:
                 raise UsageError(f"--from {name}: the file has no node {name}; give its address")
             if int(name) == config.node:
-                raise UsageError(f"--from {name}: that is the damaged node itself")
+                raise UsageError(f"--from {name}: that is the damaged node itself; give "
+                    "another one")
             found.append(config.nodes[int(name)].api)
             continue
         bare = name.removeprefix("tcp://")

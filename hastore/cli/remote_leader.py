@@ -49,7 +49,8 @@ def ask_leader(path: str, command: str, node: int, by: int | None) -> Made:
     own = as_node(config, leader)
     if node not in config.nodes and node not in members_of(status):
         raise UsageError(
-            f"node {node} is neither under `nodes` in {path} nor a member; nothing was changed"
+            f"node {node} is neither under `nodes` in {path} nor a member; nothing was changed: "
+            "add it there, or give another number"
         )
     already = _already(status, command, node, by)
     if already is not None:

@@ -23,7 +23,10 @@ class RemotePlace:
         try:
             return Role(looked.role)
         except ValueError as wrong:
-            raise HastoreError(f"{node_name(self._config)} tells no role of its file") from wrong
+            raise HastoreError(
+                f"{node_name(self._config)} tells no role of its file; look "
+                "at `role` there"
+            ) from wrong
 
     def change(self, role: Role) -> None:
         """Have the node edit its file; raises HastoreError or UsageError if it does not."""
@@ -38,7 +41,8 @@ class RemotePlace:
         found = order(self._config, self._config.node, change, None, LOOK_S)
         if isinstance(found, Missed):
             raise HastoreError(
-                f"{node_name(self._config)}: {found.reason}; its role was not changed"
+                f"{node_name(self._config)}: {found.reason}; its role was not changed: see "
+                "`hastore status`"
             )
         return found
 

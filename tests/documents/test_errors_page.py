@@ -36,6 +36,7 @@ PARTS = (
     "node ... leads", "entries ... to ...", "no entries", "no member", "has expired",
     "it ends the connection", "the checkpoint says that entry ... is committed",
     "the index was synced up to entry ...",
+    ", and ... other ranges", "; no other node can repair it now (...)",
 )  # fmt: skip
 # What tells a user of a command what to do, or what is right.
 REMEDY = re.compile(
@@ -48,7 +49,8 @@ REMEDY = re.compile(
 )
 # Of these the remedy is in a value, or there is nothing to do.
 NO_REMEDY = (
-    "\0 has no backup\0", "the demo was stopped by \0", "nothing was changed",
+    "\0 (nothing was changed)", "\0\0 (nothing was changed)", "\0 has no backup\0",
+    "the demo was stopped by \0", "nothing was changed",
     "\0 does not answer; \0, which the node takes when it \0", "\0 has not become \0: \0; \0",
     "\0 does not exist, so store.root is another folder here; \0",
     "\0; nothing was changed: \0", "node \0 \0 after \0 s; \0: node \0 goes on as the leader",

@@ -52,7 +52,7 @@ def read_jobs(path: str, text: str, commands: Mapping[str, click.Command]) -> Jo
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as broken:
-        raise UsageError(f"{path} is no YAML: {broken}") from broken
+        raise UsageError(f"{path} is no YAML; correct it: {broken}") from broken
     if not isinstance(tree, dict) or not isinstance(tree.get("jobs"), list) or not tree["jobs"]:
         raise UsageError(f"{path} has no list `jobs`; see hastore pipeline run --help")
     _check_keys(path, tree, ("jobs", "spark"))
@@ -110,7 +110,7 @@ def _words(where: str, key: str, option: click.Option, value: object) -> list[st
         return [f"--{key}"] if value else []
     values = value if isinstance(value, list) else [value]
     if len(values) > 1 and not option.multiple:
-        raise UsageError(f"{where}: {key} is a list; it takes one value")
+        raise UsageError(f"{where}: {key} is a list; give one value")
     words = []
     for one in values:
         if one is None or isinstance(one, list | dict | bool):
@@ -124,12 +124,12 @@ def _session(where: str, tree: object) -> SessionOptions:
     if tree is None:
         return SessionOptions(None, None, ())
     if not isinstance(tree, dict) or not isinstance(tree.get("conf", {}), dict):
-        raise UsageError(f"{where} has master, memory, and conf with names and values")
+        raise UsageError(f"{where}: give master, memory, and conf with names and values")
     _check_keys(where, tree, _SPARK)
     conf = {str(name): value for name, value in tree.get("conf", {}).items()}
     for name in conf:
         if not name.startswith("spark."):
-            raise UsageError(f"{where}: conf has {name!r}; its names begin with spark.")
+            raise UsageError(f"{where}: conf has {name!r}; give names that begin with spark.")
     texts = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in conf.items()
@@ -143,4 +143,4 @@ def _check_keys(where: str, tree: Mapping[Any, object], known: Any) -> None:
         if key not in known:
             near = difflib.get_close_matches(str(key), [str(one) for one in known], 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-            raise UsageError(f"{where}: there is no {key!r}; {hint}")
+            raise UsageError(f"{where}: there is no {key!r}; correct it: {hint}")

@@ -110,7 +110,9 @@ def _opened(path: str) -> Iterator[IO[str]]:
     try:
         lines = open(path, encoding="utf-8")
     except OSError as failed:
-        raise UsageError(f"{path} cannot be read: {failed.strerror}") from failed
+        raise UsageError(
+            f"{path} cannot be read; check its name and rights: {failed.strerror}"
+        ) from failed
     with lines:
         try:
             fcntl.flock(lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +121,7 @@ def _opened(path: str) -> Iterator[IO[str]]:
         try:
             yield lines
         except UnicodeDecodeError as wrong:
-            raise UsageError(f"{path} is not UTF-8: {wrong}") from wrong
+            raise UsageError(f"{path} is not UTF-8; write it as such: {wrong}") from wrong
 
 
 class _Kept:
