@@ -213,8 +213,8 @@ class _Edit:
             nodes.look(change, [file.config.node for file in own])
             if not nodes.looked and nodes.missed and not own:
                 raise HastoreError(
-                    "no node could be asked; nothing was changed; see `hastore status`: "
-                    f"{self.whys}"
+                    f"no node could be asked; nothing was changed: {self.whys}. Start a node, or "
+                    "correct `nodes` in FILE or --security, as the reasons say"
                 )
         edited = [  # all are valid before the first is written
             (file, change.edited(file.text, file.path, file.config, parse_names)) for file in files
@@ -229,9 +229,7 @@ class _Edit:
                     self._have_changed(number)
             except (FileChanged, UsageError) as conflict:
                 raise HastoreError(
-                    f"{conflict}. Somebody else changes this group too; {self.state}; look at that"
-                    " change, then complete this one by the same command, or take it back by the"
-                    " opposite one"
+                    f"{conflict}. Somebody else changes this group too: ask first; {self.state}"
                 ) from conflict
             except (ConfigError, OSError) as failure:  # of a file here
                 raise ConfigError(f"{failure}; {self.state}") from failure

@@ -50,7 +50,7 @@ def ask_leader(path: str, command: str, node: int, by: int | None) -> Made:
     if node not in config.nodes and node not in members_of(status):
         raise UsageError(
             f"node {node} is neither under `nodes` in {path} nor a member; nothing was changed: "
-            "add it there, or give another number"
+            "correct the number, or add the node first (`hastore node add`)"
         )
     already = _already(status, command, node, by)
     if already is not None:

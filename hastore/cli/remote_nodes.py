@@ -180,7 +180,9 @@ class RemoteNodes:
                     f"group, complete that: `hastore node remove FILE --node {number} --remote`, "
                     "or `replace`, as it was given then"
                 )  # fmt: skip
-                raise UsageError(f"{refused}{where} (nothing was changed)") from refused
+                raise UsageError(
+                    f"{refused}{where}; no file was changed: correct it first"
+                ) from refused
             if isinstance(found, Missed):
                 if number != change.new:
                     self.missed[number] = found

@@ -24,8 +24,8 @@ class RemotePlace:
             return Role(looked.role)
         except ValueError as wrong:
             raise HastoreError(
-                f"{node_name(self._config)} tells no role of its file; look "
-                "at `role` there"
+                f"{node_name(self._config)} tells no role of its file: give the command on its "
+                "machine"
             ) from wrong
 
     def change(self, role: Role) -> None:
@@ -41,8 +41,8 @@ class RemotePlace:
         found = order(self._config, self._config.node, change, None, LOOK_S)
         if isinstance(found, Missed):
             raise HastoreError(
-                f"{node_name(self._config)}: {found.reason}; its role was not changed: see "
-                "`hastore status`"
+                f"{node_name(self._config)}: {found.reason}; its role was not changed: see to "
+                "that, or give the command on its machine"
             )
         return found
 
