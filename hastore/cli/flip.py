@@ -267,7 +267,7 @@ def _with_remote(function: Any) -> Any:
 def _remote_number(path: str, remote: bool, number: int | None) -> int | None:
     """Return the node that is changed over the network, None if a file here is."""
     if number is not None and not remote:
-        raise UsageError("--node goes with --remote: add it, or leave --node out: then it is FILE's")
+        raise UsageError("--node goes with --remote: add it, or leave --node out for that of FILE")
     if not remote:
         return None
     return load_names(path).node if number is None else number

@@ -269,14 +269,18 @@ def _read_text(path: str) -> str:
     except OSError as failure:
         raise ConfigError(f"{path}: cannot be read: {failure.strerror}; check -c FILE") from failure
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(
-            f"{path}: is larger than {MAX_FILE_BYTES} bytes; is it a configuration file?"
-        )
+        raise _too_large(path)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as broken:
         line = data[: broken.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: is not UTF-8; save it as UTF-8") from broken
+
+
+def _too_large(path: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: is larger than {MAX_FILE_BYTES} bytes; is it a configuration file?"
+    )
 
 
 def _first_line(failure: BaseException) -> str:
@@ -292,6 +296,8 @@ class _Reader:
     def compose(self, text: str) -> yaml.MappingNode:
         """Return the file's top mapping; raises ConfigError if the text is no YAML mapping."""
         path = self.places.path
+        if len(text.encode(errors="surrogatepass")) > MAX_FILE_BYTES:
+            raise _too_large(path)  # of an edit: the next start would not read it
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as broken:

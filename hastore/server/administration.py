@@ -16,6 +16,7 @@ RoleService. Options whose role cannot be written are removed, so that no other 
 With a registry the role is not in the file, and whoever may write into ZooKeeper changes it there.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -206,8 +207,8 @@ class Administration:
         except ConfigError as wrong:
             raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
         try:
-            if once is not None:
-                self._write_once(once)  # before the role: the node reads it with the role
+            if once is not None:  # before the role: the node reads it with the role
+                self._write_once(once, file.path)
             return file if text == file.text else _replaced(file, text, wanted)
         except ConfigError:
             # If the role is there, only not durably, the promotion needs its options.
@@ -219,11 +220,13 @@ class Administration:
     def _once_path(self) -> str:
         return os.path.join(self._config.store.root, "hastore", "once.json")
 
-    def _write_once(self, once: api.OnceOptions) -> None:
-        """Write once.json durably; RoleService reads and removes it."""
+    def _write_once(self, once: api.OnceOptions, path: str) -> None:
+        """Write once.json durably; RoleService reads and removes it. `path` is the node's file."""
         fields = msgspec.structs.asdict(once) | {"wall_ms": self._clock.wall_ms()}
         place = self._once_path
-        with folder_locked(place, LOCK_WAIT_S):
+        # The file itself may be in that folder, which this thread has locked then.
+        same = os.path.realpath(os.path.dirname(place)) == os.path.dirname(path)
+        with contextlib.nullcontext() if same else folder_locked(place, LOCK_WAIT_S):
             try:
                 self._fs.replace_bytes(place, msgspec.json.encode(fields))
             except OSError as failure:

@@ -350,6 +350,32 @@ def test_options_do_not_stay_for_others_if_the_role_is_not_written(
     assert done(node, asked, version).changed and (folder / "once.json").exists(), "a repeat"
 
 
+def test_a_file_beside_the_options_of_its_node(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "data2" / "hastore"
+    folder.mkdir(parents=True)
+    path = folder / "node2.yaml"
+    path.write_text(write(tmp_path).read_text())
+    node, once = node_of(path), api.OnceOptions("promote", 65537)
+    asked = api.RoleChange("12345678", "SYNC_MASTER", once)
+    assert done(node, asked, done(node, asked).version).changed
+    assert (folder / "once.json").exists()
+
+
+def test_no_change_makes_a_file_that_cannot_be_read_at_the_next_start(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    monkeypatch.setattr("hastore.config.file.MAX_FILE_BYTES", path.stat().st_size)
+    node, before = node_of(path), path.read_bytes()
+    for change in (ADD, api.RoleChange("12345678", "SYNC_MASTER")):
+        version = hashlib.sha256(before).hexdigest()
+        if isinstance(change, api.RoleChange):
+            version = done(node, change).version
+        with pytest.raises(UsageError, match="not be valid: .* is larger than"):
+            node.carry_out(order(change, version))
+    assert path.read_bytes() == before and load_config(str(path))
+
+
 def test_options_stay_if_the_role_is_there_but_not_durable(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
