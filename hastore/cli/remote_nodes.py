@@ -21,7 +21,7 @@ from hastore.client.connections.transport import NoAnswer
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, NodeAddress
 from hastore.config.node_list import ListChange
-from hastore.errors import ClientError, HastoreError, NotAuthenticatedError, UsageError
+from hastore.errors import ClientError, HastoreError, UsageError
 from hastore.protocol import api
 
 TIMEOUT_S = 60.0
@@ -64,6 +64,8 @@ def order(
         return api.Administer(rid, config.cluster, config.group, number, change, version)
 
     deadline_ms = requester.deadline(timeout_s)
+    is_change = version is not None or isinstance(change, api.MembersChange)
+    may_be_done = False
     try:
         # A node that is down is not waited for; and who was not reached has changed nothing. Not
         # AskMap: this client would then look for all nodes that the answer names.
@@ -71,14 +73,14 @@ def order(
         if isinstance(there, NoAnswer):
             return Missed(_text(f"no answer: {there.text}"))
         left_s = requester.left_s(deadline_ms)
+        may_be_done = is_change
         reply, _ = requester.run_steps(requester.ask(address, make, left_s, may_be_unknown=True))
     except RequestNotKnown:
-        return Missed(_TOO_OLD)
-    except NotAuthenticatedError as refused:
-        return Missed(_text(str(refused)))
-    except ClientError as failure:
-        is_change = version is not None or isinstance(change, api.MembersChange)
-        return Missed(_text(str(failure)), perhaps_done=is_change)
+        if version is not None:  # it has answered the look, so it knows the request
+            return Missed("it ended the connection after the change", perhaps_done=True)
+        return Missed(_TOO_OLD, perhaps_done=may_be_done)
+    except ClientError as failure:  # also NotAuthenticatedError: the identity may be revoked since
+        return Missed(_text(str(failure)), perhaps_done=may_be_done)
     finally:
         requester.close()
     if isinstance(reply, api.Administered):
@@ -90,7 +92,8 @@ def order(
         raise FileChanged(f"node {number}: {reason}")
     if reply.status == UsageError.__name__:
         raise UsageError(f"node {number}: {reason}")
-    return Missed(reason)
+    # It was allowed to look. If the right ended with the change, this is the answer to a repeat.
+    return Missed(reason, perhaps_done=version is not None and reply.status == "FORBIDDEN")
 
 
 def ask_statuses(config: Config) -> tuple[dict[int, Status], dict[int, str]]:

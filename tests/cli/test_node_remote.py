@@ -14,7 +14,7 @@ import yaml
 
 from hastore.cli import node, remote_nodes
 from hastore.cli.remote_nodes import RemoteNodes
-from hastore.errors import ConfigError, ProtocolError
+from hastore.errors import ConfigError, NotAuthenticatedError, ProtocolError
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
 from tests.cli.remote_kit import NEW, Machines, machines
@@ -313,6 +313,47 @@ def test_an_answer_that_is_lost_leaves_it_open_and_the_repeat_finds_it(
     monkeypatch.setattr(remote_nodes, "order", real)
     code, told, _ = group.run("node", "add", group.copy, "--node", 4, *NEW)
     assert code == 0 and set(outcomes(told).values()) == {"unchanged"}
+
+
+def test_a_connection_that_ends_with_each_answer_leaves_it_open(
+    group: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of a version before does so too, but it does not answer the look."""
+    real, server_of_2 = ApiServer._answer_read, group._running[2].api
+
+    def answer_read(server: ApiServer, ready: list[Any]) -> None:
+        for done in ready:
+            asked = done.request
+            if server is server_of_2 and isinstance(asked, api.Administer) and asked.version:
+                server._end(done.connection, "the test")
+        real(server, [done for done in ready if not done.connection.ended])
+
+    monkeypatch.setattr(ApiServer, "_answer_read", answer_read)
+    code, told, problems = group.run("node", "add", group.copy, "--node", 4, *NEW)
+    assert code == 1 and "node 2: it ended the connection after the change" in problems
+    assert outcomes(told) == {1: "changed", 2: "unknown", 3: "changed"}
+    assert group.lists() == [[1, 2, 3, 4]] * 3
+
+
+@pytest.mark.parametrize("revoked", [True, False], ids=["the identity", "the right"])
+def test_an_administrator_who_is_revoked_before_the_answer_is_told_that_it_is_open(
+    group: Machines, monkeypatch: pytest.MonkeyPatch, revoked: bool
+) -> None:
+    """The node made the change, ended the connection, and refuses the next one."""
+    real = remote_nodes.Requester.ask
+
+    def ask(requester: Any, address: str, make: Any, *given: Any, **more: Any) -> Any:
+        answer = yield from real(requester, address, make, *given, **more)
+        if make(1).version is not None and make(1).node == 2:
+            if revoked:
+                raise NotAuthenticatedError("identity ops is unknown here")
+            return api.Failed(1, "FORBIDDEN", "identity ops is no admin"), address
+        return answer
+
+    monkeypatch.setattr(remote_nodes.Requester, "ask", ask)
+    code, told, _ = group.run("node", "add", group.copy, "--node", 4, *NEW)
+    assert code == 1 and outcomes(told) == {1: "changed", 2: "unknown", 3: "changed"}
+    assert "perhaps that is done" in told["steps"][0]
 
 
 def test_no_further_node_is_asked_after_the_deadline(group: Machines) -> None:
