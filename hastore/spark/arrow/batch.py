@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hastore.errors import CorruptRecordError
+from hastore.heap import keep_freed
 from hastore.record import compression
 from hastore.record.codec import Host
 from hastore.record.layout import FLAG_COMPRESSED
@@ -20,6 +21,7 @@ from hastore.spark.arrow.record_fields import (
     Ints,
     PropertyScan,
     RecordFields,
+    list_values,
     slice_values,
 )
 from hastore.spark.arrow.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
@@ -28,6 +30,7 @@ from hastore.spark.arrow.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projec
 # memory each time. These were the fastest sizes measured, with bodies of 200 B and of 1 KiB.
 ROWS_PER_BATCH = 6_000
 BYTES_PER_BATCH = 2_400_000  # the most of a batch; a larger record is a batch of its own
+_KEPT_BYTES = 3 * BYTES_PER_BATCH  # of freed memory: copies of bodies for the batch and the CRCs
 TIMESTAMP_MAX_MS = (2**63 - 1) // 1000  # the year 294247; the least is as far from 1970
 _SMALL_BODY_BYTES = 2048  # mean size up to which bodies are copied before the CRC check
 _INT32_MAX = 2**31 - 1
@@ -62,6 +65,7 @@ class BatchBuilder:
         decompress: bool = True,
         wanted: MessageFilter | None = None,
     ) -> None:
+        keep_freed(_KEPT_BYTES)
         self.wanted = wanted
         self._columns = projection.columns
         self._schema = projection.arrow_schema()
@@ -205,13 +209,13 @@ class _Batch:
         """Check the CRC of every body. Raises CorruptRecordError.
 
         The CRC of a memoryview takes longer than that of a bytes object, unless the body is large.
-        So small bodies are copied first: Arrow makes the bytes objects of a batch in one call.
+        So small bodies are copied first: one call makes the bytes objects of a batch.
         """
         fields = self._fields
         bodies: Iterable[bytes | memoryview] = fields.body_views()
         lengths = fields.body_ends - fields.body_starts
         if int(lengths.sum()) <= _SMALL_BODY_BYTES * self._count and fields.in_order:
-            bodies = self._bodies.to_numpy(zero_copy_only=False).tolist()
+            bodies = list_values(self._bodies)
         fields.check_bodies(bodies)
 
     @cached_property

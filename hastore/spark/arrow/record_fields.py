@@ -7,7 +7,8 @@ length is checked before it is used to compute a position.
 
 Slices become an Arrow array by one call in C++: an array is laid over the buffer, without a copy,
 whose elements are the slices and the gaps between them, in turn. Arrow's `take` then copies every
-second element, 6 to 18 million per second. The copy is needed: Spark does not accept views.
+second element, 6 to 18 million per second. The copy is needed: Spark does not accept views. Slices
+of equal size, as bodies often are, are copied by one numpy index instead.
 
 Properties are stored as `name 0x01 value 0x02`, repeated; RocketMQ 4.9 may omit the last 0x02. They
 are found by their separators.
@@ -251,6 +252,10 @@ def slice_values(
     span = int(bounds[-1]) - base
     if span > _INT32_MAX:
         raise ValueError(f"slices span {span} bytes; an Arrow array holds less than 2 GiB")
+    size = int(bounds[1]) - base
+    if rows is None and size and (ends - starts == size).all():
+        taken = _take_equal(data, starts, size, kind)
+        return _as_utf8(taken) if pa.types.is_string(kind) else taken
     bounds -= base
     buffers = [None, pa.py_buffer(bounds.astype(np.int32)), data.slice(base, span)]
     laid = pa.Array.from_buffers(kind, 2 * count - 1, buffers)
@@ -260,6 +265,34 @@ def slice_values(
         indices = pa.array(np.maximum(rows, 0) * 2, mask=rows < 0)
     taken = laid.take(indices)
     return _as_utf8(taken) if pa.types.is_string(kind) else taken
+
+
+def _take_equal(data: pa.Buffer, starts: Ints, size: int, kind: pa.DataType) -> pa.Array:
+    """Return slices of equal size: numpy copies them in two thirds of the time of `take`."""
+    shape = (data.size - size + 1,)
+    view: npt.NDArray[np.void] = np.ndarray(shape, f"V{size}", buffer=data, strides=(1,))
+    values = pa.py_buffer(view[starts].view(np.uint8))
+    places = pa.py_buffer(_multiples(len(starts) + 1, size))
+    return pa.Array.from_buffers(kind, len(starts), [None, places, values])
+
+
+@lru_cache(maxsize=4)
+def _multiples(count: int, size: int) -> npt.NDArray[np.int32]:
+    return np.arange(0, count * size, size, dtype=np.int32)
+
+
+def list_values(array: pa.Array) -> list[bytes]:
+    """Return the values of an array that `slice_values` made without `rows`, as bytes objects."""
+    _, places, values = array.buffers()
+    found: list[bytes]
+    if values is not None and len(array) > 0:
+        ends = np.frombuffer(places, np.int32, len(array) + 1)
+        size = int(ends[1])
+        if size and (np.diff(ends) == size).all():
+            found = np.frombuffer(values, f"V{size}", len(array)).tolist()
+            return found
+    found = array.to_numpy(zero_copy_only=False).tolist()
+    return found
 
 
 @lru_cache(maxsize=4)

@@ -17,7 +17,7 @@ from hastore.spark.arrow.schema import COLUMN_TYPES, Column, project
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.read import stores
 from hastore.spark.read.stores import PathBackend
-from tests.spark.random_records import HOSTS, IPV4, expected_row, records
+from tests.spark.random_records import HOSTS, IPV4, PACKED, expected_row, records
 from tests.spark.read import scalar_reader
 from tests.spark.stores import numbered, write_store
 
@@ -44,6 +44,11 @@ def messages(draw):
         for _, _, fields in found:
             value = draw(st.text("ab", max_size=3)).encode()
             fields["properties"] = b"KEYS\x01" + value + draw(st.sampled_from([b"", b"\x02"]))
+    if draw(st.booleans()):  # bodies of one size, as in many topics, are copied in another way
+        size = draw(st.integers(1, 20))
+        for _, _, fields in found:
+            if not fields["sys_flag"] & PACKED:
+                fields["body"] = fields["body"].ljust(size, b"\0")[:size]
     return found
 
 
