@@ -52,6 +52,7 @@ _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # in one pull
 COLD_MS = 20.0  # after this time of cold reads, a pull returns the records read so far
 _FEWER = 8  # if the disk cannot read a pull's records, an eighth of them is tried
+_VIEWS_AT_ONCE = 256  # views of a map; 700 new objects would start Python's garbage collector
 _GAP_BYTES = 16 * 1024  # the largest gap between two records that one cold read covers
 _READ_BYTES = 1 << 20  # the largest cold read, unless a single range is longer
 # For less, a pread costs less than to ask whether the page cache has the bytes; for more, the
@@ -354,10 +355,13 @@ class MessageReader:
                 if not whole or (stop < count and late()):
                     break
             else:
-                pieces += [
-                    view[begin - start : end - start]
-                    for begin, end in zip(begins[at:stop], ends[at:stop], strict=True)
-                ]
+                for low in range(at, stop, _VIEWS_AT_ONCE):
+                    high = min(low + _VIEWS_AT_ONCE, stop)
+                    views = [
+                        view[begin - start : end - start]
+                        for begin, end in zip(begins[low:high], ends[low:high], strict=True)
+                    ]
+                    pieces.append(b"".join(views))
             at = stop
         return b"".join(pieces)
 

@@ -1,5 +1,6 @@
 """Pulls of a store: damage, holes in a queue, inner batches, records with certain tags."""
 
+import gc
 import os
 import random
 import zlib
@@ -139,6 +140,30 @@ def test_a_pull_of_few_records_finds_what_any_other_finds(
         for _ in range(400):
             pull()
         assert damaged and min(both.ways["few"], both.ways["others"]) > 30, both.ways
+
+
+def test_a_large_pull_joins_its_records_in_parts_and_lets_the_garbage_collector_rest(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path, commitlog_file_size=1 << 20, consume_queue_units=1_000) as store:
+        results = put(store, *(message(n, queue_id=n % 2, size=n % 50) for n in range(8_000)))
+        assert store.wait_dispatched(store.max_offset, 60)
+        started: list[str] = []
+
+        def note(phase: str, _: dict[str, int]) -> None:
+            started.append(phase)
+
+        gc.collect()
+        gc.callbacks.append(note)
+        try:
+            found = store.reader.pull("TopicA", 1, 0, max_messages=5_000, max_bytes=1 << 24,
+                                      limit_offset=store.max_offset)  # fmt: skip
+        finally:
+            gc.callbacks.remove(note)
+        raws = [store.reader.record_bytes(one.offset) for one in results[1::2] if one.offset]
+        assert found.count == len(raws) == 4_000
+        assert found.records == b"".join(raw for raw in raws if raw)
+        assert started.count("start") <= 2  # a view of each record at once: five times
 
 
 def test_a_pull_skips_a_hole_of_whole_queue_files_but_no_record(tmp_path: Path) -> None:
