@@ -12,6 +12,7 @@ page is damaged. Other exceptions pass through.
 
 import copy
 import errno
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ Spans = list[tuple[int, int]]
 WINDOW_BYTES = 1 << 20  # of one read, unless one item is longer
 # A longer item counts as damaged: its size is wrong. RocketMQ's limit is 4 MiB by default.
 ITEM_BYTES_MAX = 64 << 20
+RECENT_ITEMS = 4
 _BLANK_HEAD = 8
 _PAGE = 4096  # bytes that the disk may not be able to read; larger pages are tried in parts
 
@@ -69,15 +71,14 @@ class LogWalk:
         self.offset = start  # all before is sound, or was returned
         self.end = end
         self.limit = end if limit is None else limit
-        self.sound_since = start  # all from here to `offset` is sound
-        self.items_end = start  # the end of the last item
+        # (start, end) of the last items before `offset`, with nothing damaged in between.
+        self.recent: deque[tuple[int, int]] = deque(maxlen=RECENT_ITEMS)
         self.chain = form.chain() if chain is None else chain
         self._form = form
         self._read = read
         self._file_size = file_size
         self._ends_whole = ends_whole
         self._searches = searches
-        self._last: int | None = None  # where the item before `offset` begins
 
     def file_end(self, offset: int) -> int:
         """Return where the file that holds `offset` ends."""
@@ -110,8 +111,8 @@ class LogWalk:
         self._begin_at(damage.end)
 
     def _begin_at(self, offset: int) -> None:
-        self.offset = self.sound_since = self.items_end = offset
-        self.chain, self._last = self._form.chain(), None
+        self.offset, self.chain = offset, self._form.chain()
+        self.recent.clear()
 
     def _walk(self, data: memoryview, unreadable: Spans, file_end: int) -> None:
         """Move through the valid items, and the blank, that `data` begins with."""
@@ -123,8 +124,9 @@ class LogWalk:
                 return
             size = check(data, at, end, place)
             if size:
-                self._last, at = place, at + size
-                self.offset = self.items_end = begin + at
+                at += size
+                self.offset = begin + at
+                self.recent.append((place, self.offset))
                 continue
             if end - at >= _BLANK_HEAD and form.check_blank(data, at, at + file_end - place):
                 self.offset = file_end
@@ -133,9 +135,9 @@ class LogWalk:
     def _damage(self, data: bytes, unreadable: Spans) -> Damage | None:
         start = self.offset
         if self._has_lost_its_crc(data):
-            assert self._last is not None and isinstance(self.chain, EntryChain)
+            assert isinstance(self.chain, EntryChain)
             index = self.chain.next_index
-            start = self._last
+            start = self.recent[-1][0]
             self._begin_at(start)
             assert isinstance(self.chain, EntryChain) and index is not None
             self.chain.next_index = index - 1
@@ -159,7 +161,7 @@ class LogWalk:
     def _has_lost_its_crc(self, data: bytes) -> bool:
         """Whether the entry here is sound, and says that the one before had a CRC: it has none."""
         chain = self.chain
-        if not isinstance(chain, EntryChain) or chain.crc != 0 or self._last is None:
+        if not isinstance(chain, EntryChain) or chain.crc != 0 or not self.recent:
             return False
         header = read_header(data, 0, len(data), self.offset)
         if header is None or not header.chain_crc or header.index != chain.next_index:

@@ -6,17 +6,22 @@ Another node's bytes replace a range only if all of this holds:
   here continues them.
 - The same epochs wrote them at both nodes, as far as the histories name the writer. In a log of
   entries the terms are in the entries.
-- What lies beside the range is the same at both nodes, by digest: NEAR_BYTES before and after it.
-  If there is nothing sound beside it, the epochs must name the writer.
+- An item close to the range, before or after it, is the same at both nodes, by digest: so these
+  are copies of one log, also where no epoch says so. Not all of them must be: what rots often lies
+  side by side, and in a plain log no CRC shows it in properties. If nothing sound lies close to the
+  range, the epochs must name the writer.
 
-All of a range is checked before any of it is written. Nothing else is written, and nothing is cut:
-a power loss in the middle leaves a range that is still damaged, or in part repaired.
+All of a range is checked before any of it is written. Nothing else is written, and nothing is cut.
+A power loss in the middle leaves a range that is still damaged, or in part repaired. A mix of old
+and new bytes must not look valid, though a plain record's CRC covers only its body. So the first
+bytes of all items are cleared, then all else is written, then the first bytes; each is synced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
 from hastore.errors import HastoreError
@@ -25,9 +30,13 @@ from hastore.record.hashes import DEFAULT_ALGORITHM, new_digest
 from hastore.record.log_format import LogFormat
 from hastore.record.log_walk import Damage, LogWalk, following
 
-NEAR_BYTES = 4096  # few: damage of the other node beside the range would refuse it too
+NEAR_BYTES = 64 * 1024  # behind the range, and of an item that is compared
 CHUNK_BYTES = 8 << 20  # in memory at a time
 _NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)
+
+
+HEAD_BYTES = 8  # size and magic of an item, or of a blank
+Parts = Sequence[tuple[int, bytes]]  # (offset, bytes) of what is written together
 
 
 class Unfit(HastoreError):
@@ -58,8 +67,11 @@ class OwnLog(Protocol):
     def read(self, offset: int, size: int) -> bytes:
         """Return at most so many bytes, in one file, as `record.log_walk.Read` says."""
 
-    def write(self, offset: int, data: bytes) -> None:
-        """Write bytes durably, over those that are there. Raises StoreError."""
+    def write(self, parts: Parts, *, skip_unreadable: bool = False) -> None:
+        """Write the bytes of all parts over those that are there, durably. Raises StoreError.
+
+        With `skip_unreadable`, parts are left out whose pages the disk cannot read.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,24 @@ class Mender:
                 data = source.read(piece.start, piece.end)[0]
                 if _digest(data) != piece.digest:
                     raise Unfit("its log has changed meanwhile")
-            self._own.write(piece.start, data)
+            heads = self._heads(piece.start, data)
+            cleared = bytearray(data)
+            for at in heads:
+                cleared[at - piece.start : at - piece.start + HEAD_BYTES] = bytes(HEAD_BYTES)
+            # What the disk cannot read is damaged until it is written whole.
+            self._own.write([(at, bytes(HEAD_BYTES)) for at in heads], skip_unreadable=True)
+            self._own.write([(piece.start, bytes(cleared))])
+            first = ((at, at - piece.start) for at in heads)
+            self._own.write([(at, data[place : place + HEAD_BYTES]) for at, place in first])
+
+    def _heads(self, start: int, data: bytes) -> list[int]:
+        """Return where the items and blanks in valid bytes begin, which begin at `start`."""
+        form, at, found = self._own.form, 0, []
+        while at < len(data):
+            found.append(start + at)
+            left = self._own.file_size - (start + at) % self._own.file_size
+            at += form.announced(data, at, len(data)) or form.check_blank(data, at, at + left)
+        return found
 
     def _examine(self, walk: LogWalk, damage: Damage, source: Source) -> list[_Piece]:
         """Return the source's bytes for a range. Raises Unfit if they do not fit."""
@@ -146,8 +175,9 @@ class Mender:
         broken = beside.next_damage()
         if broken is not None and broken.start == at < walk.end:
             raise Unfit(f"what this node has from {at} on does not continue its bytes")
-        after = at, min(beside.items_end, at + NEAR_BYTES)
-        self._compare_beside(walk, damage, after, source)
+        near = [*zip_longest(reversed(walk.recent), beside.recent)]
+        items = [one for pair in near for one in pair if one is not None]
+        self._compare_near(items, (damage.start, at), source)
         return pieces
 
     def _check_rest(self, damage: Damage, pieces: Sequence[_Piece], source: Source) -> None:
@@ -162,26 +192,35 @@ class Mender:
         if self._own.read(damage.end, end - damage.end) != theirs:
             raise Unfit(f"its bytes [{damage.end}, {end}) differ from valid bytes of this node")
 
-    def _compare_beside(
-        self, walk: LogWalk, damage: Damage, after: tuple[int, int], source: Source
+    def _compare_near(
+        self, items: Sequence[tuple[int, int]], damaged: tuple[int, int], source: Source
     ) -> None:
-        """Raise Unfit if sound bytes next to the range differ, or if nothing vouches for it."""
-        file_start = damage.start - damage.start % self._own.file_size
-        before = max(walk.sound_since, file_start, damage.start - NEAR_BYTES), damage.start
+        """Raise Unfit if no item close to the range is the same, or if nothing vouches for it.
+
+        `items` are (start, end) of the sound ones, in the order in which they are compared.
+        """
         compared = False
-        for start, end in (before, after):
-            start, end = max(start, source.min_offset), min(end, source.readable_offset)
-            if start >= end:
+        for start, end in items:
+            end = min(end, start + NEAR_BYTES)
+            if start < source.min_offset or end > source.readable_offset:
                 continue
-            if _digest(self._own.read(start, end - start)) != source.digest(start, end):
-                raise Unfit(
-                    f"its log differs from this one beside the damage, in [{start}, {end}), where"
-                    " both are valid: `hastore pipeline audit` says in what"
-                )
+            if _digest(self._own_bytes(start, end)) == source.digest(start, end):
+                return
             compared = True
+        if compared:
+            raise Unfit(
+                f"its log is another one: what both have beside [{damaged[0]}, {damaged[1]})"
+                " differs, and is valid at both; `hastore pipeline audit` says in what"
+            )
         epochs = self._own.epochs
-        if not compared and (epochs is None or _is_nameless(epochs, damage.start, after[0])):
+        if epochs is None or _is_nameless(epochs, *damaged):
             raise Unfit("nothing sound lies beside the range, so that the logs may be different")
+
+    def _own_bytes(self, start: int, end: int) -> bytes:
+        found = bytearray()
+        while start + len(found) < end:
+            found += self._own.read(start + len(found), end - start - len(found))
+        return bytes(found)
 
 
 class _Fetched:

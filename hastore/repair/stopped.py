@@ -8,6 +8,7 @@ limits page the log is checked up to its last valid item.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.epochs import EpochStarts
 from hastore.record.log_format import ENTRIES, PLAIN, LogFormat
 from hastore.record.log_walk import Damage, LogWalk
-from hastore.repair.mending import Mended, Mender, Source
+from hastore.repair.mending import Mended, Mender, Parts, Source
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.state.entry_state import EntryState
 from hastore.store.state.limits import read_limits
@@ -44,22 +45,30 @@ class StoppedLog:
         start = offset - offset % self.file_size
         return self._open(start).pread(min(size, start + self.file_size - offset), offset - start)
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, parts: Parts, *, skip_unreadable: bool = False) -> None:
         """Write bytes durably over those that are there. Raises StoreBrokenError."""
-        with memoryview(data) as view:
+        touched = set()
+        for place, piece in self._in_files(parts):
+            start = place - place % self.file_size
+            touched.add(start)
+            try:
+                self._open(start).pwrite(piece, place - start)
+            except OSError as failure:
+                if not skip_unreadable or failure.errno != errno.EIO:
+                    raise _unwritten(place, failure) from failure
+        for start in sorted(touched):
+            try:
+                self._open(start).sync()
+            except OSError as failure:
+                raise _unwritten(parts[0][0], failure) from failure
+
+    def _in_files(self, parts: Parts) -> Iterator[tuple[int, bytes]]:
+        """Yield the parts in pieces, none of which spans two files."""
+        for offset, data in parts:
             at = 0
-            while at < len(view):
-                start = offset + at - (offset + at) % self.file_size
-                size = min(len(view) - at, start + self.file_size - offset - at)
-                file = self._open(start)
-                try:
-                    file.pwrite(view[at : at + size], offset + at - start)
-                    file.sync()
-                except OSError as failure:
-                    raise StoreBrokenError(
-                        f"bytes [{offset + at}, {offset + at + size}) could not be written: "
-                        f"{failure}; replace the disk"
-                    ) from failure
+            while at < len(data):
+                size = self.file_size - (offset + at) % self.file_size
+                yield offset + at, data[at : at + size]
                 at += size
 
     def close(self) -> None:
@@ -73,6 +82,12 @@ class StoppedLog:
             self.close()
             self._opened = start, self._fs.open(self._files[start].path)
         return self._opened[1]
+
+
+def _unwritten(place: int, failure: OSError) -> StoreBrokenError:
+    return StoreBrokenError(
+        f"bytes at {place} could not be written: {failure}; replace the disk"
+    )
 
 
 @dataclass(slots=True)

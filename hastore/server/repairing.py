@@ -15,7 +15,7 @@ from hastore.ha.rules.epochs import EpochStarts
 from hastore.protocol.hello import REPAIR_BYTES_MAX, RangeOf
 from hastore.record.hashes import DEFAULT_ALGORITHM, new_digest
 from hastore.record.log_walk import Damage, LogWalk
-from hastore.repair.mending import Mended, Mender, Unfit
+from hastore.repair.mending import Mended, Mender, Parts, Unfit
 from hastore.store.log_store import LogStore
 
 # Calls a node and asks it for bytes [start, end); raises HastoreError or OSError.
@@ -37,9 +37,9 @@ class RunningLog:
         with self._store.view(offset, size) as view:
             return bytes(view)
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, parts: Parts, *, skip_unreadable: bool = False) -> None:
         """Write bytes durably over those that are there. Raises StoreError."""
-        self._store.mend(offset, data, self._cuts)
+        self._store.mend(parts, self._cuts, skip_unreadable=skip_unreadable)
 
 
 class PeerSource:

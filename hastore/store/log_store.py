@@ -30,6 +30,7 @@ only a new process, which recovers from the bytes on the disk, opens it again.
 """
 
 import contextlib
+import errno
 import itertools
 import logging
 import threading
@@ -60,6 +61,7 @@ from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.flush import FlushService
+from hastore.store.log.mapped_file_queue import MappedFile
 from hastore.store.log.record_walk import cut_point, store_timestamp_ms, whole_end
 from hastore.store.log.recovery import Recovered, clear_beyond, recover, rewrite_unsynced
 from hastore.store.message_reader import MessageReader
@@ -715,34 +717,48 @@ class LogStore:
             self.log.fenced = tuple(ranges)
             return True
 
-    def mend(self, offset: int, data: bytes, times_cut: int) -> None:
-        """Write bytes over damaged ones, durably; the caller knows that they belong there.
+    def mend(
+        self, parts: Sequence[tuple[int, bytes]], times_cut: int, *, skip_unreadable: bool = False
+    ) -> None:
+        """Write bytes at offsets over damaged ones, durably; the caller knows that they fit.
 
-        Raises StoreError if the log was cut since `times_cut` was read, if retention has removed
-        the bytes, or if they cannot be written; StoreBrokenError if the sync fails.
+        With `skip_unreadable`, parts are left out whose pages the disk cannot read. Raises
+        StoreError if the log was cut since `times_cut` was read, if retention has removed the
+        bytes, or if they cannot be written; StoreBrokenError if the sync fails.
         """
-        if offset + len(data) > self.flushed_offset:
+        if max((offset + len(data) for offset, data in parts), default=0) > self.flushed_offset:
             self.flush()
-        at = 0
-        while at < len(data):
-            with self.log.lock:  # excludes cuts and appends, for a piece at a time
-                self._health.raise_if_closed()
-                place = offset + at
-                file = self.log.queue.find(place)
-                if not self.is_open or self.times_cut != times_cut or file is None:
-                    raise StoreError(f"the log has changed at {place} meanwhile")
-                piece = data[at : at + min(_MEND_BYTES, file.end - place)]
-                try:
-                    file.pwrite(piece, place)
-                except OSError as failure:
-                    raise StoreError(f"bytes at {place} cannot be written: {failure}") from failure
+        touched: dict[int, MappedFile] = {}
+        for offset, data in parts:
+            at = 0
+            while at < len(data):
+                file, size = self._mend_piece(offset + at, data[at:], times_cut, skip_unreadable)
+                touched[file.start] = file
+                at += size
+        for file in touched.values():
             with self.flush_service.sync_lock:
                 try:
                     file.sync()
                 except OSError as failure:
-                    what = f"a sync of repaired bytes at {place} failed"
+                    what = f"a sync of repaired bytes at {parts[0][0]} failed"
                     raise self._health.fail(what, failure) from failure
-            at += len(piece)
+
+    def _mend_piece(
+        self, place: int, data: bytes, times_cut: int, skip_unreadable: bool
+    ) -> tuple[MappedFile, int]:
+        """Write the first bytes of `data`; return the file that they are in, and how many."""
+        with self.log.lock:  # excludes cuts and appends, for a piece at a time
+            self._health.raise_if_closed()
+            file = self.log.queue.find(place)
+            if not self.is_open or self.times_cut != times_cut or file is None:
+                raise StoreError(f"the log has changed at {place} meanwhile")
+            piece = data[: min(_MEND_BYTES, file.end - place)]
+            try:
+                file.pwrite(piece, place)
+            except OSError as failure:
+                if not skip_unreadable or failure.errno != errno.EIO:
+                    raise StoreError(f"bytes at {place} cannot be written: {failure}") from failure
+            return file, len(piece)
 
     def readers_wait(self) -> bool:
         """Whether a reader waits for new records, or did so a moment ago."""

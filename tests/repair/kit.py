@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hastore.record.hashes import new_digest
 from hastore.record.log_format import ENTRIES, PLAIN, LogFormat
 from hastore.record.log_walk import LogWalk
-from hastore.repair.mending import Unfit
+from hastore.repair.mending import HEAD_BYTES, Parts, Unfit
 from tests.dledger.store import kit as entry_kit
 from tests.store.logs import MemoryLog, fill
 
@@ -79,7 +79,15 @@ class Own:
             raise OSError(errno.EIO, "bad sector")
         return bytes(self.log.data[offset : offset + size])
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, parts: Parts, *, skip_unreadable: bool = False) -> None:
+        for offset, data in parts:
+            pages = {offset // 4096, (offset + len(data) - 1) // 4096}
+            if len(data) == HEAD_BYTES and pages & self.log.unreadable:
+                assert skip_unreadable, "a part of a page that cannot be read"
+                continue
+            self._write(offset, data)
+
+    def _write(self, offset: int, data: bytes) -> None:
         self.log.writes.append((offset, data))
         self.log.data[offset : offset + len(data)] = data
         self.log.unreadable = {
