@@ -12,6 +12,7 @@ the file that was being read.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -171,6 +172,9 @@ class ScrubService(Service):
     def run(self) -> None:
         """Scrub until stopped."""
         wait_s = self.start_s
+        # What an earlier process found may have been repaired, or cut away, since.
+        with contextlib.suppress(_Stopped, OSError):  # the first pass meets it too
+            self._look_again()
         while not self.stopping.is_set():
             begun_ms = self._clock.monotonic_ms()
             try:

@@ -477,7 +477,7 @@ class MessageReader:
 
         With its `size`, as a queue has it, the log is read once instead of twice.
         """
-        if self._is_fenced(offset, 1):
+        if self._log.fenced and self._is_fenced(offset, 1):
             return None
         if size and self._log.min_offset <= offset < self._log.max_offset:
             with self._log.view(offset, size) as view:
