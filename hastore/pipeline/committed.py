@@ -20,7 +20,7 @@ def committed_files(target: str) -> list[str]:
     """
     opened = ObjectTarget(target)
     opened.look()
-    return sorted(f"{opened.path}/{name}" for name in opened.files())
+    return _urls(opened)
 
 
 def committed_dataset(target: str) -> pads.Dataset:
@@ -28,7 +28,9 @@ def committed_dataset(target: str) -> pads.Dataset:
 
     Raises UsageError if nothing is exported yet, and what `committed_files` raises.
     """
-    files = committed_files(target)
+    opened = ObjectTarget(target)
+    opened.look()
+    files = _urls(opened)
     if not files:
         raise UsageError(f"nothing was exported to {target} yet; run `hastore pipeline export`")
     place = Bucket(target)
@@ -37,6 +39,10 @@ def committed_dataset(target: str) -> pads.Dataset:
         return pads.dataset(
             [file.removeprefix("s3://") for file in files],
             filesystem=place.filesystem,
-            format="parquet",
+            format="orc" if opened.kind == "export --format orc" else "parquet",
             partitioning=pads.partitioning(partitions, flavor="hive"),
         )
+
+
+def _urls(target: ObjectTarget) -> list[str]:
+    return sorted(f"{target.path}/{name}" for name in target.files())

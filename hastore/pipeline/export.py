@@ -20,6 +20,7 @@ from hastore.pipeline.export_options import INFER, check_options, shape_of, take
 from hastore.pipeline.export_options import ExportOptions as ExportOptions
 from hastore.pipeline.json_columns import infer_schema
 from hastore.pipeline.object_target import ObjectTarget
+from hastore.pipeline.orc_files import check_orc
 from hastore.pipeline.parquet_files import (
     ExportLayout,
     ExportPiece,
@@ -219,9 +220,10 @@ def check_export(where: Where, target: str, options: ExportOptions) -> None:
 
 
 def _target(path: str, form: str) -> Target | ObjectTarget:
-    if form == "parquet" and is_bucket(path):
-        return ObjectTarget(path)
-    return DeltaTarget(path) if form == "delta" else Target(path, "export")
+    if form == "delta":
+        return DeltaTarget(path)
+    kind = "export" if form == "parquet" else f"export --format {form}"
+    return ObjectTarget(path, kind) if is_bucket(path) else Target(path, kind)
 
 
 def _settle(
@@ -237,8 +239,11 @@ def _settle(
     if finds:
         inferred = infer_schema(spark, backend, ranges, decompress=options.decompress)
     shape = shape_of(target.path, target.state, options, inferred)
+    schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()
     if isinstance(target, DeltaTarget):
-        target.schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()
+        target.schema = schema
+    if options.format == "orc":
+        check_orc(schema)
     return shape
 
 
@@ -268,6 +273,7 @@ def _write_all(
         run.shape["json_schema"],
         run.shape["keep_value"],
         target.flat,
+        "orc" if options.format == "orc" else "parquet",
     )
     run.progress.begin("export", sum(piece.messages for piece in pieces), "messages")
     order = {piece: number for number, piece in enumerate(pieces)}

@@ -15,7 +15,7 @@ from hastore.pipeline.parquet_files import TASK_BYTES
 from hastore.pipeline.target import check_compression
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
 
-FORMATS = ("parquet", "delta")
+FORMATS = ("parquet", "orc", "delta")
 COMMIT_EVERY_S = 30.0
 INFER = "infer"
 
@@ -52,6 +52,8 @@ def check_options(options: ExportOptions) -> None:
     check_compression(options.compression)
     if options.format not in FORMATS:
         raise UsageError(f"format is {options.format!r}; use " + ", ".join(FORMATS))
+    if options.merge and options.format == "orc":
+        raise UsageError("ORC files are not merged: leave out --merge, or give --format parquet")
 
 
 def take_over(

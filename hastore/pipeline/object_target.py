@@ -46,8 +46,12 @@ class ObjectTarget:
     flat = False
     staging_name = DATA
 
-    def __init__(self, url: str) -> None:
-        """Name the target: s3://BUCKET/FOLDER. Raises what Bucket raises."""
+    def __init__(self, url: str, kind: str | None = None) -> None:
+        """Name the target: s3://BUCKET/FOLDER; `kind` is the job's, None only to read.
+
+        Raises what Bucket raises.
+        """
+        self.kind = kind  # after `look`: of the last commit
         self._place = Bucket(url)
         self._fs = self._place.filesystem
         self.path = self._place.url
@@ -107,7 +111,7 @@ class ObjectTarget:
             lists, own = self._listed(name, files, set(removed))
             entry = {
                 "format": _FORMAT,
-                "job": "export",
+                "job": self.kind,
                 "number": number,
                 "state": dict(state),
                 "lists": lists,
@@ -151,6 +155,12 @@ class ObjectTarget:
     def _check(self, entry: Mapping[str, Any]) -> None:
         if entry.get("format") != _FORMAT:
             raise UsageError(f"a newer version of hastore wrote {self.path}; use that one")
+        if self.kind not in (None, entry.get("job")):
+            raise UsageError(
+                f"{self.path} is a target of `hastore pipeline {entry.get('job')}`; name another "
+                "place"
+            )
+        self.kind = entry.get("job")
 
     def _listing(self, folder: str, *, recursive: bool = False) -> list[tuple[str, pafs.FileInfo]]:
         """Return what is in a folder, by name relative to the target."""

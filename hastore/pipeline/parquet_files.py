@@ -1,4 +1,4 @@
-"""Export to Parquet files: cut the ranges into tasks, write those of a task, merge small files.
+"""Export to files: cut the ranges into tasks, write the files of a task, merge small Parquet files.
 
 A task writes a file for each topic and date, without the JVM, under staging and under names that no
 other attempt of the task uses, and syncs them. Only the driver makes them visible. In a bucket of
@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from hastore.errors import StoreBrokenError, UsageError
 from hastore.pipeline.json_columns import JsonColumns
 from hastore.pipeline.object_target import ObjectTarget
+from hastore.pipeline.orc_files import OrcWriter
 from hastore.pipeline.places import is_bucket, place_of
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import MARK_COLUMNS, RecordMark, mark_of
@@ -134,6 +135,7 @@ class ExportLayout:
     json_schema: str | None = None  # in Spark's JSON: decode the bodies
     keep_value: bool = True
     flat: bool = False  # all files in one folder, for Delta
+    format: str = "parquet"  # or orc
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ class _Open:
     staged: str  # relative to the target
     final: str
     partition: tuple[tuple[str, str | None], ...]
-    writer: pq.ParquetWriter
+    writer: pq.ParquetWriter | OrcWriter
     rows: int = 0
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -284,7 +286,7 @@ class FileSet:
         return found
 
     def _begin(self, topic: str, day: int, schema: pa.Schema) -> _Open:
-        name = f"part-{self._attempt}-{self._count:04}.parquet"
+        name = f"part-{self._attempt}-{self._count:04}.{self._layout.format}"
         self._count += 1
         date = str(np.datetime64(day, "D")) if day in _DAYS else None
         folder = os.path.join(f"topic={escape(topic)}", f"date={date or _NO_DATE}")
@@ -292,9 +294,12 @@ class FileSet:
         staged = os.path.join(self._layout.staging, final if self._place.in_place else name)
         if self._place.in_place:
             final = staged
-        writer = parquet_writer(
-            self._place.path(staged), schema, self._layout.compression, self._place.filesystem
-        )
+        path, compression = self._place.path(staged), self._layout.compression
+        writer: pq.ParquetWriter | OrcWriter
+        if self._layout.format == "orc":
+            writer = OrcWriter(path, compression, self._place.filesystem)
+        else:
+            writer = parquet_writer(path, schema, compression, self._place.filesystem)
         return _Open(staged, final, (("topic", topic), ("date", date)), writer)
 
     def _finish(self, key: tuple[str, int]) -> None:

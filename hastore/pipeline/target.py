@@ -33,7 +33,7 @@ COMPRESSIONS = ("snappy", "zstd", "lz4", "gzip", "none")  # of the files
 _FORMAT = 1
 _STATE = "_hastore"
 _COMMIT_NAME = re.compile(r"([0-9]{8,})\.json")
-_DATA_NAME = re.compile(r"part-([0-9a-f]{16}-(\d+|merged)|[0-9a-f]{32})\.parquet")
+_DATA_NAME = re.compile(r"part-([0-9a-f]{16}-(\d+|merged)|[0-9a-f]{32})\.(parquet|orc)")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -326,7 +326,7 @@ def local_path(text: str) -> Path:
         raise UsageError(
             f"the target {text!r} is not a folder of this machine: files of other file systems "
             "cannot be made visible by one atomic rename. Name a local or mounted folder; only "
-            "`export --format parquet` also takes s3://BUCKET/FOLDER"
+            "`export` of Parquet or ORC files also takes s3://BUCKET/FOLDER"
         )
     if match:
         text = re.sub(r"^file:(//(localhost)?)?(?=/)", "", text, flags=re.IGNORECASE)

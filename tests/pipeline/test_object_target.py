@@ -260,6 +260,14 @@ def test_commits_of_a_newer_version_and_damaged_ones_are_named(fs, url):
             ObjectTarget(url).look()
 
 
+def test_orc_files_in_a_bucket(tmp_path, url, here):
+    write_store(tmp_path / "store", numbered(5))
+    export(SPARK, where(tmp_path / "store"), url, ExportOptions(format="orc"))
+    assert values(url) == bodies(numbered(5))
+    with pytest.raises(UsageError, match="is a target of `hastore pipeline export --format orc`"):
+        check_export(where(tmp_path / "store"), url, ExportOptions())
+
+
 def test_the_files_have_the_settings_of_those_in_folders(tmp_path, fs, url, here):
     write_store(tmp_path / "store", numbered(5))
     export(SPARK, where(tmp_path / "store"), url, ExportOptions(compression="zstd"))

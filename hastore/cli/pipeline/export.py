@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["parquet", "delta"]),
+    type=click.Choice(["parquet", "orc", "delta"]),
     default="parquet",
     show_default=True,
-    help="Plain Parquet files, or a Delta table (extra `delta`).",
+    help="Plain Parquet or ORC files, or a Delta table (extra `delta`).",
 )
 @click.option(
     "--json-schema",

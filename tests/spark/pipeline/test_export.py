@@ -68,6 +68,17 @@ def test_later_runs_add_what_has_come_since(spark, tmp_path):
     assert len(list(target.glob("topic=t/date=*"))) == 10
 
 
+def test_spark_reads_orc_files_as_it_reads_parquet_files(spark, tmp_path):
+    store = GOLDEN / "three-files"
+    frames = []
+    for form in ("parquet", "orc"):
+        run(spark, store, tmp_path / form, ("TopicA",), headers=True, metadata=True, format=form)
+        frames.append(spark.read.format(form).load(str(tmp_path / form)))
+    parquet, orc = frames
+    assert orc.schema == parquet.schema
+    assert sorted(orc.collect()) == sorted(parquet.collect())
+
+
 def test_workers_write_to_a_bucket_and_merge_there(spark, tmp_path, monkeypatch):
     store = tmp_path / "store"
     write_store(store, over_days(40))
