@@ -13,7 +13,7 @@ Two runs at once exclude each other by looking whether there is another commit b
 theirs. If both write at the same moment, one of the two commits counts, and it is whole.
 
 Files without a commit are removed when they are a day old: a run that died has left them. Files
-that a merge has replaced stay for a day, for readers that began before it.
+and lists that a merge has replaced stay for a day, for readers that began before it.
 """
 
 import contextlib
@@ -58,6 +58,7 @@ class ObjectTarget:
         self.run = uuid.uuid4().hex
         self.number = 0  # of the last commit; 0 without one
         self.state: dict[str, Any] = {}  # of the last commit
+        self._began_ns = time.time_ns()
         self._name = ""  # of the last commit's object
         self._entry: dict[str, Any] = {}
 
@@ -109,6 +110,7 @@ class ObjectTarget:
                     "again"
                 )
             lists, own = self._listed(name, files, set(removed))
+            gone = [*removed, *(one for one in self._entry.get("lists", ()) if one not in lists)]
             entry = {
                 "format": _FORMAT,
                 "job": self.kind,
@@ -116,7 +118,7 @@ class ObjectTarget:
                 "state": dict(state),
                 "lists": lists,
                 "files": own,
-                "replaced": self._entry.get("replaced", {}) | dict.fromkeys(removed, now_ms),
+                "replaced": self._entry.get("replaced", {}) | dict.fromkeys(gone, now_ms),
                 "cleaned_ms": now_ms if cleans else cleaned_ms,
             }
             if cleans:
@@ -194,15 +196,18 @@ class ObjectTarget:
         return files + list(self._entry.get("files", ()))
 
     def _clean(self) -> None:
-        """Remove objects that are a day old and that neither this commit nor readers need."""
+        """Remove objects that neither this commit nor readers need.
+
+        They were a day old when the run began, so none is of a task that waits for its commit.
+        """
         kept = {file["name"] for file in self._all_files()}
         kept.update(self._entry["lists"], self._entry["replaced"])
-        # Compared with the server's time, which made the other times, too.
-        now = self._fs.get_file_info(self._place.path(f"{_COMMITS}/{self._name}")).mtime_ns
+        # The server's time made the times of the objects; this machine's may be wrong.
+        now_ns = self._fs.get_file_info(self._place.path(f"{_COMMITS}/{self._name}")).mtime_ns
+        limit_ns = min(now_ns, self._began_ns) - _DAY_MS * 1_000_000
         for folder in (DATA, _LISTS):
             for name, info in self._listing(folder, recursive=True):
-                old = info.is_file and now - info.mtime_ns >= _DAY_MS * 1_000_000
-                if old and name not in kept:
+                if info.is_file and info.mtime_ns <= limit_ns and name not in kept:
                     self._fs.delete_file(info.path)
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:

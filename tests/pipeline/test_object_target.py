@@ -175,15 +175,21 @@ def test_of_two_commits_at_the_same_moment_one_counts_whole(tmp_path, url, here,
 def test_a_merge_is_one_commit_and_its_files_stay_for_readers_that_began_before(
     tmp_path, fs, url, here, monkeypatch
 ):
+    monkeypatch.setattr(module, "_LISTED_FILES", 1)  # files in lists are replaced, too
     store, messages = tmp_path / "store", numbered(40)
     write_store(store, messages)
     export(SPARK, where(store), url, ExportOptions(file_bytes=SMALL))
     before = committed_files(url)
-    monkeypatch.setattr(module, "_LISTED_FILES", 1)  # files in lists are replaced, too
+    lists = objects(fs, url, "_hastore/lists")
+    assert lists
     summary = export(SPARK, where(store), url, ExportOptions(merge=True))
     assert (summary.merged_files, summary.merged_into) == (len(before), 1)
     assert values(url) == bodies(messages)
+    monkeypatch.setattr(module, "_DAY_MS", 0)  # all objects are old, but replaced a moment ago
+    with ObjectTarget(url) as target:
+        target._clean()
     assert set(objects(fs, url, "_data")) == {*before, *committed_files(url)}
+    assert set(lists) < set(objects(fs, url, "_hastore/lists"))
 
 
 def test_files_in_lists_are_read_and_old_commits_removed(url, fs, here, tmp_path, monkeypatch):
@@ -210,6 +216,11 @@ def test_what_no_reader_needs_is_removed_when_it_is_a_day_old(tmp_path, fs, url,
         file.write(b"x")
     export(SPARK, where(store), url, ExportOptions(merge=True))
     monkeypatch.setattr(module, "_DAY_MS", 0)
+    before = objects(fs, url, "_data")
+    with ObjectTarget(url) as target:
+        target._began_ns -= 3600 * 10**9  # its tasks may have written all these files
+        target.commit(target.state, [])
+    assert objects(fs, url, "_data") == before
     with ObjectTarget(url) as target:
         target.commit(target.state, [])
     assert objects(fs, url, "_data") == committed_files(url)
