@@ -16,11 +16,13 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
-from hastore.cli.own_node import ANSWER_S, ask_own_status, node_name, of_each
+from hastore.cli.own_node import ANSWER_S, ask_own, node_name, of_each
+from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode
 
 Status = dict[str, Any]
+_NO_LINK = "NO_LINK"  # the state of a follower of mode dledger whose link is broken
 
 
 class Verdict(NamedTuple):
@@ -38,13 +40,14 @@ def can_stop_command(path: str, as_json: bool) -> int:
     """Say whether the node of FILE may be stopped now without puts being refused for it.
 
     Exit code 0: yes, or it does not run. 4: no; the line says what to do first. 1: not known,
-    because the master does not answer. It is true for this moment: stop one node, wait until it is
-    in sync again, and ask anew before the next.
+    because the master does not answer, or the node itself does not but may run. It is true for this
+    moment: stop one node, wait until it is in sync again, and ask anew before the next.
     """
     config = load_config(path)
-    others = of_each(config.nodes, lambda number: ask_own_status(config, number, ANSWER_S))
-    own = others.pop(config.node)
-    found = verdict(config, own, {number: one for number, one in others.items() if one})
+    said = of_each(config.nodes, lambda number: ask_own(config, number, ANSWER_S))
+    own = said.pop(config.node)
+    others = {number: one for number, one in said.items() if not isinstance(one, NoAnswer)}
+    found = verdict(config, own, others)
     if as_json:
         print_json({"node": config.node, "may_stop": found.may, "why": found.why})
     else:
@@ -53,14 +56,23 @@ def can_stop_command(path: str, as_json: bool) -> int:
     return {True: DONE, False: DIFFER, None: FAILED}[found.may]
 
 
-def verdict(config: Config, own: Status | None, others: dict[int, Status]) -> Verdict:
-    """Return whether the node may be stopped; `own` is its status, `others` those that answer."""
+def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -> Verdict:
+    """Return whether the node may be stopped; `own` is its status, or why it does not answer, and
+    `others` are those of the nodes that do.
+    """
     name, number = node_name(config), config.node
-    if own is None:
-        return Verdict(True, f"{name} does not answer: it is stopped, or hangs")
-    if own["writable"]:
+    masters = [one for one in others.values() if _is_master(one)]
+    if isinstance(own, NoAnswer):
+        alive = _perhaps_alive(config, own, others, masters)
+        if alive is None:
+            return Verdict(True, f"{name} does not run ({own.text})")
+        return Verdict(
+            None,
+            f"{name} does not answer, but it may run, and be the master: {alive}. Look at its "
+            "process and at the way to it first; see `hastore status`",
+        )
+    if _is_master(own):
         return _of_master(config, own, others)
-    masters = [one for one in others.values() if one["writable"]]
     if not masters:
         return Verdict(None, f"no master answers; see `hastore status`. {name} may be the one that "
                        "becomes master")  # fmt: skip
@@ -83,19 +95,56 @@ def verdict(config: Config, own: Status | None, others: dict[int, Status]) -> Ve
     )
 
 
+def _is_master(status: Status) -> bool:
+    """Whether a node is the master, also if it takes no puts now: its disk may be full."""
+    return bool(status["writable"]) or status["master"] == status["node"]
+
+
+def _perhaps_alive(
+    config: Config, silence: NoAnswer, others: dict[int, Status], masters: list[Status]
+) -> str | None:
+    """Return why a node that does not answer may run all the same; None: its process is gone.
+
+    Where the kernel refuses the connection no process listens any more. But its other threads may
+    live, and whoever asks from another machine may be refused by what is on the way.
+    """
+    if silence.kind is not Quiet.REFUSED:
+        return silence.text
+    but = "no process listens there, but"
+    knowing = [str(one) for one, status in sorted(others.items()) if _knows(status, config.node)]
+    if knowing:
+        return f"{but} a link to it is open at node {', '.join(knowing)}"
+    if masters or config.mode is Mode.DLEDGER:
+        return None
+    if config.registry is not None:
+        return f"{but} no other node is the master, and ZooKeeper has its role"
+    if config.assigned_role.is_master:
+        role = config.assigned_role.value
+        return f"{but} no other node is the master, and its file says {role}"
+    return None
+
+
+def _knows(status: Status, number: int) -> bool:
+    """Whether a node has a link with another one, or follows it."""
+    slaves = (one["node"] for one in status["slaves"] if one["state"] != _NO_LINK)
+    links = (one["node"] for one in status.get("links") or () if one["linked"])
+    return status["master"] == number or number in slaves or number in links
+
+
 def _of_master(config: Config, own: Status, others: dict[int, Status]) -> Verdict:
     near = {one["node"] for one in own["slaves"] if one["in_sync"]} & others.keys()
     to = min(near, default=None)
+    cost = "puts would stop" if own["writable"] else f"it takes no puts now ({own['reason']})"
     if config.mode is Mode.DLEDGER:
         what = f"`hastore dledger transfer -c FILE --to {to}`" if to else "no follower is in sync"
         return Verdict(False, f"node {config.node} leads: its stop costs an election; {what}")
     if to is None:
         return Verdict(False, f"node {config.node} is the master, and no slave is in sync with it: "
-                       "puts would stop; see `hastore status`")  # fmt: skip
+                       f"{cost}; see `hastore status`")  # fmt: skip
     file = others[to].get("config") or "FILE"
     return Verdict(
         False,
-        f"node {config.node} is the master: puts would stop. Run `hastore flip -c {file} "
+        f"node {config.node} is the master: {cost}. Run `hastore flip -c {file} "
         f"--to {to}` on node {to} first",
     )
 

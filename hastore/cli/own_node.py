@@ -18,6 +18,7 @@ from hastore.addresses import (
 )
 from hastore.cli.common import print_note
 from hastore.client.connections.requester import Requester
+from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import edit_role
@@ -112,10 +113,21 @@ def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, A
     TLS comes from the configuration, unless HASTORE_SECURITY or --security says otherwise; the
     identity comes from there. Raises NotAuthenticatedError if the node does not accept it.
     """
+    found = ask_own(config, number, timeout_s)
+    return None if isinstance(found, NoAnswer) else found
+
+
+def ask_own(config: Config, number: int, timeout_s: float) -> dict[str, Any] | NoAnswer:
+    """Return what `ask_own_status` does, or why there is no answer.
+
+    That it is REFUSED means that no process listens at any address of the node.
+    """
     security = security_of(config)
-    found = ask_status(config.nodes[number].api, timeout_s, security)
-    if found is None and number == config.node and config.bind.api is not None:
-        return _ask_bound(config, timeout_s, security)
+    found = ask_or_why(config.nodes[number].api, timeout_s, security)
+    if isinstance(found, NoAnswer) and number == config.node and config.bind.api is not None:
+        bound = _ask_bound(config, timeout_s, security)
+        if not isinstance(bound, NoAnswer) or found.kind is Quiet.REFUSED:
+            return bound
     return found
 
 
@@ -128,18 +140,22 @@ def security_of(config: Config) -> SecurityLike:
     return security
 
 
-def _ask_bound(config: Config, timeout_s: float, security: SecurityLike) -> dict[str, Any] | None:
-    """Return the status of the own node, asked where it binds; None if another one answers there.
+def _ask_bound(
+    config: Config, timeout_s: float, security: SecurityLike
+) -> dict[str, Any] | NoAnswer:
+    """Return the status of the own node, asked where it binds, unless another one answers there.
 
     Ports of several containers may be published on one machine, so that is possible.
     """
     try:
-        found = ask_status(local_api(config), timeout_s, security)
-    except NotAuthenticatedError:  # its certificate may name only where others reach it
-        return None
+        found = ask_or_why(local_api(config), timeout_s, security)
+    except NotAuthenticatedError as refused:  # its certificate may name only where others reach it
+        return NoAnswer(Quiet.UNAUTHENTICATED, str(refused))
+    if isinstance(found, NoAnswer):
+        return found
     own = (config.node, config.cluster, config.group)
-    if found is None or (found["node"], found.get("cluster"), found.get("group")) != own:
-        return None
+    if (found["node"], found.get("cluster"), found.get("group")) != own:
+        return NoAnswer(Quiet.FAILED, f"node {found['node']} answers at {local_api(config)}")
     return found
 
 
@@ -160,16 +176,27 @@ def ask_status(
 
     Raises NotAuthenticatedError if the node does not accept this command, or it not the node.
     """
+    found = ask_or_why(address, timeout_s, security)
+    return None if isinstance(found, NoAnswer) else found
+
+
+def ask_or_why(
+    address: str, timeout_s: float, security: SecurityLike = None
+) -> dict[str, Any] | NoAnswer:
+    """Return what `ask_status` does, or why there is no answer."""
     requester = Requester((address,), SYSTEM_CLOCK, security)
     try:
         reply, _ = requester.run_steps(requester.ask(address, api.AskStatus, timeout_s))
     except NotAuthenticatedError:
         raise
     except ClientError:
-        return None
+        late = NoAnswer(Quiet.TIMED_OUT, "it is connected and does not answer")
+        return requester.transport.silence(address) or late
     finally:
         requester.close()
-    return reply.status if isinstance(reply, api.NodeStatus) else None
+    if isinstance(reply, api.NodeStatus):
+        return reply.status
+    return NoAnswer(Quiet.FAILED, getattr(reply, "reason", "it does not answer the question"))
 
 
 # -- where the operator finds and changes the role: the file, or the registry ----------------------

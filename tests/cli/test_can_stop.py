@@ -1,9 +1,18 @@
 """`hastore can-stop` beside what happens when the node is stopped all the same."""
 
 import json
+import socket
 
+import pytest
+
+from hastore.cli.can_stop import verdict
+from hastore.client.connections.transport import NoAnswer, Quiet
+from hastore.config.file import load_config
 from hastore.testing import group
+from tests.cli.fake_group import FakeGroup
 from tests.cli.kit import hastore
+
+GONE = NoAnswer(Quiet.REFUSED, "Connection refused: no node listens there")
 
 
 def ask(node):
@@ -28,6 +37,8 @@ def test_three_nodes_of_mode_classic():
         made[1].kill()
         may, why = ask(made[2])
         assert may is None and "no master answers" in why
+        may, why = ask(made[1])
+        assert may is None and "its file says SYNC_MASTER" in why
 
 
 def test_a_master_alone_and_one_that_waits_for_nobody():
@@ -59,3 +70,77 @@ def test_the_answer_for_people(tmp_path):
         done = hastore("can-stop", "-c", str(made[1].config))
         assert done.returncode == 4 and done.stdout.startswith("no: node 1 is the master")
     assert hastore("can-stop", "-c", str(tmp_path / "gone.yaml")).returncode == 2
+
+
+def slave(number, master=None, **more):
+    return {"node": number, "master": master, "writable": False, "slaves": [], "epoch": 1, **more}
+
+
+def master(number, *slaves, **more):
+    near = [{"node": one, "state": "streaming", "in_sync": True} for one in slaves]
+    return slave(number, number) | {
+        "writable": True, "slaves": near, "default_acks": "all", "config": "m.yaml", **more
+    }  # fmt: skip
+
+
+@pytest.fixture
+def configs(tmp_path):
+    made = FakeGroup(tmp_path, 3)  # node 1 is the SYNC_MASTER in its file
+    return {number: load_config(str(made[number].path)) for number in made.nodes}
+
+
+@pytest.mark.parametrize("kind", [each for each in Quiet if each is not Quiet.REFUSED])
+def test_a_node_that_does_not_answer_may_run(configs, kind):
+    others = {1: master(1, 3), 3: slave(3, 1)}
+    may, why = verdict(configs[2], NoAnswer(kind, "the reason"), others)
+    assert may is None and "node 2" in why and "it may run, and be the master: the reason" in why
+
+
+def test_a_node_that_is_gone_may_be_stopped(configs):
+    assert verdict(configs[2], GONE, {1: master(1, 3), 3: slave(3, 1)}).may is True
+    assert verdict(configs[2], GONE, {}).may is True
+    assert verdict(configs[1], GONE, {2: master(2, 3), 3: slave(3, 2)}).may is True, "superseded"
+
+
+@pytest.mark.parametrize(
+    ("number", "others", "said"),
+    [
+        (1, {}, "its file says SYNC_MASTER"),
+        (1, {2: slave(2), 3: slave(3)}, "its file says SYNC_MASTER"),
+        (1, {2: slave(2, 1), 3: slave(3, 1)}, "open at node 2, 3"),
+        (2, {1: master(1, 2, 3)}, "open at node 1"),
+        (2, {3: slave(3, links=[{"node": 2, "linked": True}])}, "open at node 3"),
+    ],
+)
+def test_without_a_listener_a_node_may_run_if_others_have_links(configs, number, others, said):
+    may, why = verdict(configs[number], GONE, others)
+    assert may is None and said in why
+
+
+def test_a_lost_link_says_nothing(configs):
+    gone = {"node": 2, "state": "NO_LINK", "in_sync": False}
+    others = {1: master(1, 3), 3: slave(3, links=[{"node": 2, "linked": False}])}
+    others[1]["slaves"].append(gone)
+    assert verdict(configs[2], GONE, others).may is True
+
+
+def test_a_full_master_is_the_master(configs):
+    full = {"writable": False, "reason": "the disk is full"}
+    may, why = verdict(configs[1], master(1, 2, 3, **full), {2: slave(2, 1, config="x.yaml")})
+    assert may is False and "it takes no puts now (the disk is full)" in why
+    assert "hastore flip -c x.yaml --to 2" in why
+    may, why = verdict(configs[1], master(1, **full), {})
+    assert may is False and "no slave is in sync with it: it takes no puts now" in why
+    may, why = verdict(configs[2], slave(2, 1), {1: master(1, 2, 3, **full), 3: slave(3, 1)})
+    assert may is True and "has 1 without node 2" in why
+
+
+def test_what_the_command_sees_of_a_node_that_hangs(tmp_path):
+    file = FakeGroup(tmp_path)[2].path
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # the kernel accepts, nobody answers
+        file.write_text(file.read_text().replace("7002", str(hanging.getsockname()[1])))
+        done = hastore("can-stop", "-c", str(file))
+    assert done.returncode == 1 and done.stdout.startswith("not known: node 2 "), done
+    assert "it may run, and be the master" in done.stdout
+    done = hastore("can-stop", "-c", str(file))
+    assert done.returncode == 0 and "does not run (Connection refused" in done.stdout, done

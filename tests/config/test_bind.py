@@ -7,6 +7,7 @@ import pytest
 from hastore.cli import own_node
 from hastore.cli.certificates import _hosts
 from hastore.cli.own_node import local_api
+from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.checks import config_notes, remoting_refusal
 from hastore.config.file import load_config, parse_config
 from hastore.config.model import BindConfig
@@ -100,12 +101,22 @@ def test_a_command_on_a_machine_that_cannot_reach_itself_where_others_do(
 ) -> None:
     config = parse_config(PAIR + ELSEWHERE, "x.yaml")
     answers = {"tcp://127.0.0.2:1911": {"node": 1, "cluster": "demo", "group": "g0"}}
-    monkeypatch.setattr(own_node, "ask_status", lambda address, *_: answers.get(address))
+    gone, hangs = NoAnswer(Quiet.REFUSED, "refused"), NoAnswer(Quiet.TIMED_OUT, "hangs")
+    silent: dict[str, NoAnswer] = {}
+    monkeypatch.setattr(
+        own_node, "ask_or_why", lambda at, *_: answers.get(at) or silent.get(at, gone)
+    )
     assert own_node.ask_node(config) == answers["tcp://127.0.0.2:1911"]
     assert own_node.ask_own_status(config, 2, 1.0) is None
     # Ports of several containers may be published on one machine.
     answers["tcp://127.0.0.2:1911"]["node"] = 2
     assert own_node.ask_node(config) is None
+    assert own_node.ask_own(config, 1, 1.0).kind is Quiet.FAILED
+    answers.clear()
+    assert own_node.ask_own(config, 1, 1.0) == gone
+    for address in (config.nodes[1].api, "tcp://127.0.0.2:1911"):  # only both together say so
+        silent = {address: hangs}
+        assert own_node.ask_own(config, 1, 1.0) == hangs
 
 
 def test_a_certificate_names_where_others_and_the_own_machine_reach_the_node() -> None:
