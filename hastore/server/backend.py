@@ -322,7 +322,7 @@ class NodeBackend(BaseBackend):
     def _not_master_reason(self) -> str:
         roles, client = self._roles, self._roles.client
         if roles.mode is not RoleMode.FOLLOWING:
-            return f"waiting to be master: {roles.reason}"
+            return roles.waits_for
         text = roles.reason or "this node is a slave"
         if client is not None and client.master is not None:
             return f"{text}; node {client.master} is the master"

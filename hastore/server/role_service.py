@@ -120,6 +120,14 @@ class RoleService(Service):
         self._config = config
 
     @property
+    def waits_for(self) -> str:
+        """What keeps this node, whose file says master, from being one while it does not follow."""
+        superseded, reason = self._superseded, self.reason
+        if self.mode is RoleMode.MASTER and superseded is not None:  # until the next tick
+            return _superseded_text(superseded[0])
+        return f"waiting to be master: {reason or 'its role changes in this moment'}"
+
+    @property
     def latest_config(self) -> Config:
         """The configuration in the latest valid file; some of its keys may not be in force."""
         return self._config

@@ -244,13 +244,16 @@ class Requester:
         make: Callable[[int], api.Request],
         timeout_s: float,
         patience_s: float | None = None,
+        *,
+        wait_for_starts: bool = True,
     ) -> Steps[dict[str, api.Reply]]:
         """Ask every known address; return the replies by address.
 
         Raises NotAuthenticatedError as soon as no node accepts this client. Ends early once every
         connected node has answered. For addresses without a connection the
         call waits CONNECT_MS; if no node has replied by then, it waits on, at most `timeout_s`. If
-        one has, the silent ones are waited for at most `patience_s` (None: `timeout_s`).
+        one has, the silent ones are waited for at most `patience_s` (None: `timeout_s`). Without
+        `wait_for_starts` the call ends once no address can be expected to answer.
         """
         deadline = self.deadline(timeout_s)
         first = deadline if patience_s is None else self.deadline(min(timeout_s, patience_s))
@@ -265,6 +268,8 @@ class Requester:
                         asked[address] = rid
             if not replies and (refused := self.cluster.refused) is not None:
                 raise NotAuthenticatedError(refused)
+            if not wait_for_starts and not replies and self._all_silent():
+                return replies
             left = self.left_s(first if replies else deadline)
             waiting = [address for address in asked if address not in replies]
             missing = len(asked) < len(self.cluster.addresses)
@@ -317,25 +322,35 @@ class Requester:
                 if reply is not None and asked.get(arrival.address) == reply.rid:
                     replies[arrival.address] = reply
 
-    def survey(self, timeout_s: float) -> Steps[None]:
+    def _all_silent(self) -> bool:
+        """Whether addresses are known, and each is silent for a reason that is likely to stay."""
+        whys = [self.transport.silence(address) for address in self.cluster.addresses]
+        return bool(whys) and all(why is not None and why.kind.is_final for why in whys)
+
+    def survey(self, timeout_s: float, *, wait_for_starts: bool = True) -> Steps[None]:
         """Get the maps of all nodes that answer; raises UnreachableError if none does.
 
         A node that is connected and silent takes at most half of the time, if another one answers:
-        the caller needs the rest for its question.
+        the caller needs the rest for its question. Without `wait_for_starts` it is raised at once
+        where nobody listens; otherwise nodes that are about to start have until `timeout_s`.
         """
         deadline = self.deadline(timeout_s)
         while True:
             left = self.left_s(deadline)
-            replies = yield from self.ask_all(api.AskMap, left, left / 2.0)
+            replies = yield from self.ask_all(
+                api.AskMap, left, left / 2.0, wait_for_starts=wait_for_starts
+            )
             if replies and self.cluster.maps:
                 return
             refused = self.cluster.refused  # by all, though they answer: nodes of another group
             if refused is not None:
                 raise NotAuthenticatedError(refused)
-            if not self.left_s(deadline):
+            gone = not wait_for_starts and self._all_silent()
+            if gone or not self.left_s(deadline):
                 if self.cluster.refusals:
                     raise NotAuthenticatedError(self.cluster.refusal_text)
-                raise UnreachableError(self.cluster.silence(f"within {timeout_s:.3g} s"))
+                within = "" if gone else f"within {timeout_s:.3g} s"
+                raise UnreachableError(self.cluster.silence(within))
             yield from self.pause(min(self.left_s(deadline), _PAUSE_S))
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:

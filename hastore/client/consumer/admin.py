@@ -91,7 +91,7 @@ class AdminCalls(Client):
         """
         requester = self._requester
         try:
-            yield from requester.survey(self._timeout_s)
+            yield from requester.survey(self._timeout_s, wait_for_starts=False)
         except UnreachableError as failure:
             asked = ((one, requester.transport.silence(one)) for one in requester.cluster.addresses)
             whys = "; ".join(f"{one}: {why.text}" for one, why in asked if why is not None)

@@ -133,6 +133,24 @@ def test_a_demotion_ends_the_wait_and_the_old_master_serves_again(pair: Nodes) -
         wait_for(lambda: linked(two))
 
 
+def test_a_superseded_master_says_so_before_its_next_tick(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair.running[1], pair.running[2]
+    with monkeypatch.context() as patched:
+        patched.setattr(one.roles, "_tick", lambda: None)
+        order(pair, 2, Role.SYNC_MASTER)
+        wait_for(lambda: two.member.open_epoch)
+        assert one.roles.mode is RoleMode.MASTER
+        said = f"superseded by node 2 (epoch {two.member.open_epoch}); this node follows"
+        assert str(one.backend.writable_reason()).startswith(said)
+        patched.setattr(one.roles, "_superseded", None)  # it is taken right before the mode changes
+        said = "waiting to be master: its role changes in this moment"
+        assert one.backend.writable_reason() == said
+    one.roles.note_superseded(two.member.open_epoch, "node 2")
+    wait_for(lambda: linked(one))
+
+
 @pytest.mark.parametrize("how", ["file", "command"])
 def test_a_superseded_master_that_is_made_a_slave_keeps_its_link(pair: Nodes, how: str) -> None:
     """A planned flip does so at its end: the new master's puts need this slave."""
