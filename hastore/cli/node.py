@@ -1,12 +1,12 @@
 """`hastore node`: change which nodes a group has, in the files of its nodes.
 
 `nodes` in the file of each node says who is in the group. A node that runs adds what it finds there
-within a second, and forgets what is gone at its next start. But the list counts only from the next
-promotion, which needs an answer of every node of the new list, and of enough of the old one
-(docs/failover.md). So the group is safe whichever files are edited, and in any order. These
-commands edit the files that they are given, all or none, and say what is left, in which order. With
-`--remote` they also have the nodes that answer edit their own (remote_nodes.py). They can be run
-again after any interruption, and each takes the other back.
+within a second, and forgets what is gone once the list in force is without it too. But the list
+counts only from the next promotion, which needs an answer of every node of the new list, and of
+enough of the old one (docs/failover.md). So the group is safe whichever files are edited, and in
+any order. These commands edit the files that they are given, all or none, and say what is left, in
+which order. With `--remote` they also have the nodes that answer edit their own (remote_nodes.py).
+They can be run again after any interruption, and each takes the other back.
 
 In mode dledger `nodes` has only addresses; who is a member is in the log (`hastore dledger`). So a
 node is added here before it becomes a member, and removed here when it is none any more.

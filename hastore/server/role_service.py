@@ -216,6 +216,7 @@ class RoleService(Service):
             self._save_role()
         if changed is not None:
             self._flip(changed)
+        self._forget_removed()
         if self._config.assigned_role.is_master:
             flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
             if flags is not None:
@@ -296,6 +297,12 @@ class RoleService(Service):
             self._promote(flags or Flags(), meant)
         else:
             self._demote()
+
+    def _forget_removed(self) -> None:
+        self._member.forget_removed()
+        known = set(self._member.nodes)
+        if not self.unlinked.keys() <= known:
+            self.unlinked = {n: one for n, one in self.unlinked.items() if n in known}
 
     def _demote(self) -> None:
         if self._member.step_down():

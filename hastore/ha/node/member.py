@@ -62,6 +62,7 @@ class Member:
         self.gate = WriteGate()
         self.counts = ReplicationCounts()
         self._addresses = dict(config.nodes)
+        self._listed = frozenset(config.nodes)  # in the latest valid file
         self._addresses_lock = threading.Lock()  # for changes
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: none
         self.role = "SLAVE"  # the present role, for HELLO and status
@@ -93,10 +94,29 @@ class Member:
     def learn_nodes(self, nodes: Mapping[int, NodeAddress]) -> None:
         """Add the nodes that a changed configuration adds, so that the next promotion asks them.
 
-        Until a restart a removed node stays, and a node with a new address keeps its old one.
+        Until a restart a node with a new address keeps its old one. A removed node stays until
+        `forget_removed`.
         """
         with self._addresses_lock:
             self._addresses = {**nodes, **self._addresses}
+            self._listed = frozenset(nodes)
+
+    def forget_removed(self) -> None:
+        """Forget the nodes that are neither in the file nor in a list that may be in force.
+
+        A node stays as long as a promotion may need its answer: the list of the last epoch has it,
+        or that of a promise, whose epoch may have begun elsewhere. A node that does not know what
+        is in force forgets none. What is left is what a restart would leave, or more.
+        """
+        data = self.state.data
+        if not data.history or (data.restored and data.unclean):
+            return
+        with self._addresses_lock:
+            due = self._listed.union({self.config.node}, data.history[-1].nodes, *data.node_lists)
+            gone = self._addresses.keys() - due
+            if gone:
+                log.info("node %s left the group", ", ".join(map(str, sorted(gone))))
+                self._addresses = {n: a for n, a in self._addresses.items() if n in due}
 
     def relocate(self, addresses: Mapping[int, NodeAddress]) -> None:
         """Use these addresses to reach other nodes that the configuration lists.
