@@ -23,7 +23,7 @@ from hastore.server.callbacks import connect_api
 from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.forwarding import ForwardCounts
 from hastore.server.role_service import RoleMode
-from hastore.server.role_source import pending_changes
+from hastore.server.role_source import has_left, pending_changes
 from hastore.store.append.payloads import Payload
 from hastore.store.append.results import Guards, PutResults
 
@@ -437,6 +437,7 @@ class NodeBackend(BaseBackend):
             unconfirmable = self.can_confirm(False)
             if unconfirmable is not None:
                 found.append(f"synchronous puts are refused: {unconfirmable}")
+        found += self._problems_of_membership()
         client = self._roles.client
         if client is not None and client.notice is not None:
             found.append(client.notice)
@@ -447,6 +448,16 @@ class NodeBackend(BaseBackend):
         if self._roles.new_epoch_problem is not None:
             found.append(self._roles.new_epoch_problem)
         return found
+
+    def _problems_of_membership(self) -> list[str]:
+        history, node = self._member.state.data.history, self._member.config.node
+        if not has_left(node, history):
+            return []
+        listed = ", ".join(map(str, history[-1].nodes))
+        return [
+            f"node {node} has left the group: the list in force since epoch {history[-1].epoch} is "
+            f"{listed}; stop it for good, or `hastore node add` it again"
+        ]
 
     def status(self) -> dict[str, Any]:
         """Return the object of `hastore status --json`."""

@@ -316,10 +316,11 @@ def pending_changes(started: Config, latest: Config, history: History) -> list[d
 
     `started` is the configuration that the node started with; `latest` is the latest valid file.
     The `acks` and nodes in force are those of the last entry of the epoch `history`, also after a
-    restart.
+    restart. For a node that has left the group no promotion is due.
     """
     found = []
-    if history and history[-1].epoch != CLASSIC_EPOCH:
+    left = has_left(started.node, history)
+    if history and history[-1].epoch != CLASSIC_EPOCH and not left:
         entry, nodes = history[-1], sorted(latest.nodes)
         if latest.effective_acks != entry.acks:
             found.append(_change("acks", entry.acks, latest.effective_acks, PROMOTION))
@@ -335,6 +336,16 @@ def pending_changes(started: Config, latest: Config, history: History) -> list[d
             if value != new[name]:
                 found.append(_change(f"nodes.{number}.{name}", value, new[name], RESTART))
     return sorted(found, key=lambda change: (change["counts_from"], change["key"]))
+
+
+def has_left(node: int, history: History) -> bool:
+    """Whether the list of the last epoch is without this node, and that of an earlier one is not.
+
+    A new node has no such list before it is in force.
+    """
+    return bool(history) and node not in history[-1].nodes and any(
+        node in entry.nodes for entry in history
+    )  # fmt: skip
 
 
 def _change(key: str, in_force: object, in_file: object, counts_from: str) -> dict[str, Any]:

@@ -58,7 +58,10 @@ def check_identity(
     if hello.node == node:
         return f"node number {node} is this node's own; give each node its own `node`"
     if hello.node not in nodes:
-        return f"node {hello.node} is not in this node's list; add it to `nodes`"
+        return (
+            f"node {hello.node} is not in this node's list; add it to `nodes`, or stop it if it "
+            "has left the group"
+        )
     if hello.mode != mode:
         return (
             f"node {hello.node} runs in mode {hello.mode}, node {node} in mode {mode}; set the "

@@ -6,7 +6,7 @@ import msgspec
 
 from hastore.config.model import Config, NodeAddress, Role, StoreConfig
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
-from hastore.server.role_source import pending_changes
+from hastore.server.role_source import has_left, pending_changes
 
 
 def address(number: int) -> NodeAddress:
@@ -48,6 +48,16 @@ def test_acks_and_nodes_count_from_a_promotion() -> None:
     ]
     promoted = (*PAIR, EpochEntry(131073, 900, 2, (1, 2, 3)))
     assert keys(pair, three, promoted) == []
+
+
+def test_nothing_is_pending_for_a_node_that_has_left() -> None:
+    """A promotion by its file would bring the old list back."""
+    three = config_of(1, 2, 3, acks=2)
+    was, without = EpochEntry(65537, 0, 2, (1, 2, 3)), EpochEntry(131074, 9, 1, (2, 3))
+    assert has_left(1, (was, without)) and keys(three, three, (was, without)) == []
+    assert not has_left(2, (was, without)) and not has_left(1, (was,)) and not has_left(1, ())
+    assert not has_left(4, (was,)), "a new node, before the list with it is in force"
+    assert not has_left(1, (EpochEntry(CLASSIC_EPOCH, 0, 0, (2,)),))
 
 
 def test_acks_stay_pending_over_a_restart_that_resumes_the_epoch() -> None:

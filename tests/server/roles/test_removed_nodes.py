@@ -24,6 +24,16 @@ def unlinked(node: Node) -> list[int]:
     return [one["node"] for one in node.backend.status()["unlinked"]]
 
 
+def remove_third(nodes: Nodes) -> None:
+    """Remove node 3 from the files that are written from now on."""
+    nodes.addresses = {n: one for n, one in nodes.addresses.items() if n != 3}
+
+
+def told(node: Node) -> str:
+    status = node.backend.status()
+    return str([status["reason"], *status["problems"]])
+
+
 def named(node: Node) -> set[int]:
     """Return the nodes that clients, and `hastore status`, learn from this one."""
     return set(node.backend.master_map().nodes)
@@ -37,7 +47,7 @@ def test_a_removed_node_is_forgotten_once_the_list_in_force_is_without_it(
         one, two = nodes.start(1, Role.SYNC_MASTER), nodes.start(2, Role.SLAVE)
         wait_for(lambda: linked(two) and writable(one))
         wait_for(lambda: unlinked(one) == [3])
-        del nodes.addresses[3]
+        remove_third(nodes)
         order(nodes, 1, Role.SYNC_MASTER)
         order(nodes, 2, Role.SLAVE)
         wait_for(lambda: not nodes.changed and len(one.roles.latest_config.nodes) == 2)
@@ -55,16 +65,17 @@ def test_a_removed_node_is_forgotten_once_the_list_in_force_is_without_it(
 
 def test_a_node_that_was_never_in_force_is_forgotten_with_its_line(tmp_path: pathlib.Path) -> None:
     nodes = Nodes(tmp_path, 3, 1)
-    address = nodes.addresses.pop(3)
+    address = nodes.addresses[3]
+    remove_third(nodes)
     try:
         one, two = nodes.start(1, Role.SYNC_MASTER), nodes.start(2, Role.SLAVE)
         wait_for(lambda: linked(two) and writable(one))
-        nodes.addresses[3] = address
+        nodes.addresses = {**nodes.addresses, 3: address}
         order(nodes, 1, Role.SYNC_MASTER)
         wait_for(lambda: unlinked(one) == [3])
         command(one)  # it waits for node 3
         wait_for(lambda: one.roles.new_epoch_problem)
-        del nodes.addresses[3]
+        remove_third(nodes)
         before = one.state.last_epoch
         order(nodes, 1, Role.SYNC_MASTER)
         wait_for(lambda: not unlinked(one) and named(one) == {1, 2})
@@ -76,7 +87,8 @@ def test_a_node_that_was_never_in_force_is_forgotten_with_its_line(tmp_path: pat
 def test_a_node_of_a_promise_stays_until_another_list_is_in_force(tmp_path: pathlib.Path) -> None:
     """The candidate may have begun its epoch with that list, and confirmed puts with that node."""
     nodes = Nodes(tmp_path, 3, 1)
-    address = nodes.addresses.pop(3)
+    address = nodes.addresses[3]
+    remove_third(nodes)
     try:
         one = nodes.start(1, Role.SYNC_MASTER)
         two = nodes.start(2, Role.SLAVE)
@@ -89,5 +101,28 @@ def test_a_node_of_a_promise_stays_until_another_list_is_in_force(tmp_path: path
         assert 3 in member.nodes
         command(one)
         wait_for(lambda: member.nodes == (1, 2))
+    finally:
+        nodes.stop()
+
+
+def test_a_removed_node_that_still_runs_is_told_to_stop(tmp_path: pathlib.Path) -> None:
+    nodes = Nodes(tmp_path, 3, 1)
+    try:
+        one, two, three = (
+            nodes.start(n, Role.SYNC_MASTER if n == 1 else Role.SLAVE) for n in (1, 2, 3)
+        )
+        wait_for(lambda: linked(two) and linked(three) and writable(one))
+        remove_third(nodes)
+        order(nodes, 1, Role.SYNC_MASTER)
+        order(nodes, 2, Role.SLAVE)
+        command(one)
+        wait_for(lambda: named(one) == {1, 2})
+        # It is refused; or it was quick, and has the epoch's list without itself.
+        wait_for(lambda: "stop it" in told(three))
+        if "left the group: the list" not in told(three):
+            assert "node 3 is not in this node's list" in told(three)
+            three.state.take_entries([one.state.history[-1]])
+        assert "stop it for good" in told(three)
+        assert three.backend.status()["config_pending"] == []
     finally:
         nodes.stop()
