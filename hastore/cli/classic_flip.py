@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from hastore.cli.flip import REFUSED_AFTER_S, OneShotFlags
+from hastore.cli.flip import REFUSED_AFTER_S, TELL_AFTER_S, OneShotFlags
 from hastore.cli.flip_base import Flip, slave_of
 from hastore.cli.group_files import NOTHING, Status
 from hastore.cli.own_node import RolePlace
+from hastore.cli.promote_wait import REPLAY_STOPPED, Notes
 from hastore.config.model import Role
 from hastore.errors import HastoreError, PromotionRefused
 
@@ -79,6 +80,8 @@ class ClassicFlip(Flip):
                 " let it follow the master first"
             )
         masters = [n for n, one in seen.items() if one["role_state"] == "master"]
+        if self._to not in masters:
+            self._check_able(target)
         if masters:
             master = max(masters, key=lambda number: int(seen[number]["epoch"]))
             self._say("found", _found_text(seen, master, self._to))
@@ -99,6 +102,17 @@ class ClassicFlip(Flip):
             )
         self._say("found", "no node is the master now; all nodes answer, so the flip goes on")
         return None
+
+    def _check_able(self, target: Status) -> None:
+        """Raise HastoreError if the wanted node could take no puts; tell its other problems."""
+        for text in target["problems"]:
+            if text.startswith(REPLAY_STOPPED):
+                raise HastoreError(
+                    f"node {self._to} could take no puts as the master: {text}; {NOTHING}: make "
+                    "room, or repair its folder or disk, and run this again"
+                )
+            if text != target["reason"]:  # the reason of an interrupted flip is told as it waits
+                self._say("found", f"node {self._to} has a problem: {text}")
 
     def _promoting(self, seen: Mapping[int, Status]) -> list[int]:
         """Return the other nodes that wait to become master; raises UsageError as needed_place."""
@@ -134,24 +148,31 @@ class ClassicFlip(Flip):
     def _wait_close(self, master: int) -> None:
         """Wait until the wanted node lacks little of the master's log: the flip is then short."""
         last: list[Any] = [None]
+        began, told = time.monotonic(), False
 
         def near() -> bool:
+            nonlocal told
             status = self._group.ask(master)
             last[0] = None if status is None else slave_of(status, self._to)
             slave = last[0]
-            return slave is not None and slave["in_sync"] and slave["lag_bytes"] <= NEAR_BYTES
+            if slave is not None and slave["in_sync"] and slave["lag_bytes"] <= NEAR_BYTES:
+                return True
+            if not told and time.monotonic() - began >= TELL_AFTER_S:
+                told = True
+                self._say("waits", f"{lacks()}; the flip goes on once it follows closely")
+            return False
+
+        def lacks() -> str:
+            if last[0] is not None:
+                return f"node {self._to} is {last[0]['lag_bytes']:,} bytes behind node {master}"
+            reason = (self._group.ask(self._to) or {}).get("reason")
+            return f"node {self._to} does not follow node {master}, the master ({reason})"
 
         def late() -> str:
+            remedy = "see `hastore status`"
             if last[0] is not None:
-                return (
-                    f"node {self._to} is {last[0]['lag_bytes']:,} bytes behind node {master}; "
-                    f"{NOTHING}: wait until it is in sync (`hastore status --wait 600`)"
-                )
-            reason = (self._group.ask(self._to) or {}).get("reason")
-            return (
-                f"node {self._to} does not follow node {master}, the master ({reason}); {NOTHING}: "
-                "see `hastore status`"
-            )
+                remedy = "wait until it is in sync (`hastore status --wait 600`)"
+            return f"{lacks()}; {NOTHING}: {remedy}"
 
         self._wait(near, late)
         lag = last[0]["lag_bytes"]
@@ -167,8 +188,14 @@ class ClassicFlip(Flip):
         role = self._new_role(place, before)
         flags = {**asdict(OneShotFlags()), "needed_node": needed}
         place.change_once(role, "promote", flags, status)
-        self._say("asked", f"node {self._to} is to be the {role.value} ({place.what} says so now)")
+        back = "" if self.master is None else (
+            f"; it becomes that once it can, also if this command is killed: to call it off, run "
+            f"`hastore flip -c {self._group.given} --to {self.master}`"
+        )  # fmt: skip
+        text = f"node {self._to} is to be the {role.value} ({place.what} says so now{back})"
+        self._say("asked", text)
         reason: list[str | None] = [None]
+        notes = Notes(f"node {self._to}", lambda text: self._say("waits", text))
 
         def done() -> bool:
             now = self._group.ask(self._to)
@@ -180,6 +207,8 @@ class ClassicFlip(Flip):
                 self._say("promoted", f"{text}, after {time.monotonic() - began:.1f} s")
                 return True
             reason[0] = now["reason"]
+            if time.monotonic() - began >= TELL_AFTER_S:
+                notes.tell(now, role)
             ended = now["role_state"] == "following" and now["reason"] != status["reason"]
             if ended and time.monotonic() - began > REFUSED_AFTER_S:
                 self._failed(place, str(now["reason"]))

@@ -216,4 +216,7 @@ def _interrupted_text(given: str, to: int, master: int | None) -> str:
     text = f"interrupted: run `hastore flip -c {given} --to {to}` again to complete the flip"
     if master in (None, to):
         return text
-    return f"{text}, or with --to {master} to undo it; `hastore status` shows the state"
+    return (
+        f"{text}, or with --to {master} to undo it; `hastore status` shows the state. If node {to} "
+        "was asked already, it becomes the master by itself once it can"
+    )

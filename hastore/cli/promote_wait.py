@@ -1,6 +1,7 @@
 """What a promotion waits for, as its node says: whether it gets on, and what to tell meanwhile."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from hastore.cli.common import print_note
@@ -8,6 +9,9 @@ from hastore.config.model import Role
 
 NO_NEW_EPOCH = "no new epoch has begun"  # a problem of RoleService's begins so
 REPLAY_LATE = "replay is "  # in the reason of a promotion that waits for replay alone
+
+# In `problems`: a node that cannot build its queues takes no puts, so it is promoted in vain.
+REPLAY_STOPPED = "replay stopped"
 
 Status = dict[str, Any]
 
@@ -61,8 +65,10 @@ class Progress:
 class Notes:
     """Tells what a promotion waits for, each reason once."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, say: Callable[[str], None] = print_note) -> None:
+        """Prepare; `say` takes each line, which begins with `name`."""
         self._name = name
+        self._say = say
         self._told: set[object] = set()
 
     def tell(self, status: Status, role: Role) -> None:
@@ -76,4 +82,4 @@ class Notes:
         kind = tuple(awaited_nodes(text)), words
         if kind not in self._told:
             self._told.add(kind)
-            print_note(f"{self._name}: {text}")
+            self._say(f"{self._name}: {text}")

@@ -86,6 +86,34 @@ def test_only_a_check_changes_nothing(make):
     assert told[0] == "would make node 2 the master" and "node 1 a slave in the file" in told[1]
 
 
+def test_a_check_refuses_a_node_that_could_take_no_puts_and_tells_other_problems(make):
+    fakes = make()
+    fakes[2].more["problems"] = ["the log's disk is slow"]
+    code, steps, _ = flip(fakes, 2, "--dry-run")
+    assert code == 0 and "node 2 has a problem: the log's disk is slow" in str(steps)
+    replay_stopped(fakes)
+    code, steps, problems = flip(fakes, 2, "--dry-run")
+    assert code == 1 and not steps and "replay stopped" in problems and "make room" in problems
+    assert flip(fakes, 1, "--dry-run")[0] == 0, "the master itself is no such node"
+
+
+def test_the_waits_say_what_they_wait_for(make, monkeypatch):
+    monkeypatch.setattr(classic_flip, "TELL_AFTER_S", 0.0)
+    fakes = make()
+    fakes[2].refusal = "this node's disk has 9 bytes free"
+    code, steps, _ = flip(fakes, 2)
+    waits = [one["text"] for one in steps if one["step"] == "waits"]
+    assert code == 1 and len(waits) == 1
+    assert waits[0].startswith("node 2: ") and "9 bytes free" in waits[0]
+    (asked,) = (one["text"] for one in steps if one["step"] == "asked")
+    assert "becomes that once it can, also if this command is killed" in asked
+    assert f"`hastore flip -c {fakes[1].path} --to 1`" in asked
+    behind(fakes)
+    _, steps, _ = flip(fakes, 2)
+    (waits,) = (one["text"] for one in steps if one["step"] == "waits")
+    assert waits.startswith("node 2 is 134,217,728 bytes behind node 1; the flip goes on once")
+
+
 def test_it_is_the_master_already(make):
     fakes = make()
     code, steps, _ = flip(fakes, 1)
@@ -103,6 +131,10 @@ def gone(fakes):
 
 def follows_rocketmq(fakes):
     fakes[2].more["classic_master"] = "10.0.0.1:10912"
+
+
+def replay_stopped(fakes):
+    fakes[2].more["problems"] = ["replay stopped at offset 7: No space left on device"]
 
 
 def behind(fakes):
@@ -129,6 +161,7 @@ REFUSED = [
     (unclean, 1, "let it follow the master first"),
     (gone, 1, "start it first"),
     (follows_rocketmq, 1, "follows the RocketMQ master 10.0.0.1:10912"),
+    (replay_stopped, 1, "could take no puts as the master: replay stopped at offset 7: No space"),
     (behind, 1, "wait until it is in sync"),
     (apart, 1, "does not follow node 1, the master"),
     (resumes, 1, "try again in a moment"),
