@@ -53,6 +53,7 @@ BARE_THREADS = {
     "client.producer.cluster_producer",  # a failure is the outcome of the message it was about
     "testing.links",  # in a test: pytest names the failure, and the link ends
     "ha.hello.peer",  # a pool: its callers get the exceptions of its threads
+    "cli.own_node",  # the same
     "client.connections.bootstrap",  # always answers, also after a failure
     "cli.produce",  # in a command: the interpreter prints the failure, and the command ends
     "demo.java_clients",  # in the demo: every call that waits gets a failure when it ends
