@@ -22,7 +22,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ForbiddenError, UnreachableError, UsageError
 from hastore.record.topic_records import MAX_QUEUES
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows
-from hastore.spark.arrow.record_fields import Ints
+from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
@@ -164,12 +164,17 @@ class _Renumbered:
         return getattr(self._builder, name)
 
     def build(
-        self, data: memoryview, positions: Ints, base: int | None, queue: QueueRows | None
+        self,
+        data: memoryview,
+        positions: Ints,
+        base: int | None,
+        queue: QueueRows | None,
+        fields: RecordFields | None = None,
     ) -> pa.RecordBatch | None:
         """Build a batch; see BatchBuilder."""
         if queue is not None:
             queue = replace(queue, partition=self._base + queue.partition)
-        return self._builder.build(data, positions, base, queue)
+        return self._builder.build(data, positions, base, queue, fields)
 
 
 class ClusterBackend(_OfGroups):

@@ -227,7 +227,9 @@ class ServerBackend:
             return
         for part in cut_batches(positions, sizes):
             rows = QueueRows(span.topic, span.partition, offsets[part])
-            batch = builder.build(data, positions[part], None, rows)
+            # Most replies are one batch, whose fields are known then.
+            known = fields if len(rows.offsets) == len(fields.positions) else None
+            batch = builder.build(data, positions[part], None, rows, known)
             if batch is not None:  # a filter may match none of them
                 yield batch
 

@@ -10,11 +10,14 @@ from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.record.codec import Host, build_record
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
+from hastore.spark.arrow import batch as arrow_batch
 from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.record_fields import RecordFields
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
+from hastore.spark.read import servers
 from hastore.spark.read.servers import ServerBackend
 from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
@@ -66,6 +69,25 @@ def test_a_range_is_read_exactly(monkeypatch):
     assert [int(row["value"].strip(b".")) for row in rows] == [2 * n + 1 for n in range(17, 230)]
     assert rows[0]["key"] == b"k35"
     assert rows[0]["headers"] == [{"key": "from", "value": b"x"}]
+
+
+def test_the_fields_of_a_reply_that_is_one_batch_are_read_once(monkeypatch):
+    node = FakeBackend()
+    fill(node.store, 100)
+    found = []
+
+    class Counted(RecordFields):
+        def __init__(self, *given):
+            found.append(given)
+            super().__init__(*given)
+
+    for module in (arrow_batch, servers):
+        monkeypatch.setattr(module, "RecordFields", Counted)
+    with serving(node) as bootstrap:
+        assert [row["offset"] for row in read(bootstrap, QueueRange("t", 1, 0, 50))] == [*range(50)]
+        assert len(found) == 1
+        rows = read(bootstrap, QueueRange("t", 1, 10, 20))
+    assert [row["key"] for row in rows] == [f"k{2 * n + 1}".encode() for n in range(10, 20)]
 
 
 def test_ranges_and_offsets_by_time_come_from_the_node():
