@@ -16,7 +16,7 @@ from tests.pipeline.audit.test_nodes import Running, copy
 def test_many_tasks_give_one_result(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "RANGE_BYTES", 8192)
     monkeypatch.setattr(job, "TASK_BYTES_MIN", 8192)
-    monkeypatch.setattr(job, "TASK_BYTES_MAX", 16384)
+    monkeypatch.setattr(job, "TASK_BYTES_MAX", 8192)
     one, other = copied(tmp_path, "three-files")
     found = audit(spark, str(one), str(other))
     assert found.equal and found.complete and found.bytes == found.end
