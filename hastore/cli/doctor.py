@@ -26,11 +26,11 @@ from hastore.errors import (
     StoreError,
 )
 from hastore.fs.filesystem import REAL
-from hastore.fs.private_files import read_private
 from hastore.ha.hello.peer import call
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose, Refused, StoreKnown
-from hastore.security.identity_file import MAX_FILE_BYTES, parse_identities
+from hastore.security.identities import load_identities
+from hastore.security.identity_file import parse_identities
 from hastore.security.tls_contexts import NodeTls
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.state.entry_state import EntryState
@@ -210,7 +210,7 @@ def _tls(config: Config) -> Iterator[Finding]:
 def _identities(path: str) -> Finding:
     """Check the file of identities: its content, and who may read it."""
     try:
-        found = parse_identities(read_private(path, MAX_FILE_BYTES), path).identities.values()
+        found = parse_identities(load_identities(path).data, path).identities.values()
     except ConfigError as wrong:
         return Finding("identities", Severity.BAD, str(wrong))
     signing = sum(1 for one in found if one.secrets)

@@ -10,6 +10,7 @@ from hastore.cli.common import DONE, print_note, run, with_config, with_override
 from hastore.config.checks import config_notes
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode, Role
+from hastore.security.identities import Identities
 from hastore.security.tls_contexts import NodeTls
 
 MASTER = "master"
@@ -49,7 +50,10 @@ def start_node(path: str, overrides: dict[str, str], kind: str | None, *, only_c
     """Check the configuration; unless `only_check`, run the node until it is told to stop."""
     config = load_for(path, overrides, kind)
     if only_check:
-        NodeTls(config)  # raises ConfigError for a certificate with which the node would not start
+        # These raise ConfigError for files with which the node would not start.
+        NodeTls(config)
+        if config.security.identities is not None:
+            Identities(config.security.identities)
         nodes = len(config.nodes)
         print_note(
             f"{path} is valid: node {config.node} of {nodes} in {config.cluster}/{config.group}"

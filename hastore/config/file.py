@@ -41,7 +41,7 @@ from hastore.config.model import (
     StoreConfig,
 )
 from hastore.errors import ConfigError
-from hastore.fs.private_files import LOCK_WAIT_S, folder_locked, replace_file
+from hastore.fs.private_files import CHECK_PATH, LOCK_WAIT_S, folder_locked, replace_file
 
 MAX_FILE_BYTES = 1 * MIB
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
@@ -57,6 +57,11 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "dledger": DLedgerConfig,
     "security": SecurityConfig,
     "log": LogConfig,
+}
+_MADE_BY = {  # the remedies where these files are missing
+    "security.ca": "make it with `hastore keys ca`, or correct the path",
+    "security.certificate": "make it with `hastore keys cert`, or correct the path",
+    "security.key": "make it with `hastore keys cert`, or correct the path",
 }
 _REGISTRY_TLS = ("registry_ca", "registry_certificate", "registry_key")
 _REGISTRY = (
@@ -139,7 +144,8 @@ def _check_tls_files(config: Config, places: Places) -> None:
     files |= {key: getattr(config, key) for key in _REGISTRY_TLS}
     for key, path in files.items():
         if path is not None:
-            _content(places, key, path, private=key in ("security.key", "registry_key"))
+            private = key in ("security.key", "registry_key")
+            _content(places, key, path, private=private, missing=_MADE_BY.get(key, CHECK_PATH))
 
 
 def _check_secret(config: Config, places: Places) -> None:
@@ -176,19 +182,22 @@ def _check_registry_acl(config: Config, places: Places) -> None:
         raise places.error(key, problem, "write the line; the password may have a colon, not user")
 
 
-def _content(places: Places, key: str, path: str, *, private: bool = True) -> bytes:
+def _content(
+    places: Places, key: str, path: str, *, private: bool = True, missing: str = CHECK_PATH
+) -> bytes:
     """Return how a file begins, without white space around it.
 
-    Raises ConfigError if it cannot be read, or is `private` and open to other users.
+    Raises ConfigError if it cannot be read, or is `private` and open to other users; `missing` is
+    the remedy if there is none.
     """
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(MAX_SECRET_BYTES + 1).strip()
     except OSError as failure:
-        raise places.error(
-            key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
-        ) from failure
+        remedy = missing if isinstance(failure, FileNotFoundError) else CHECK_PATH
+        problem = f"{path} cannot be read: {failure.strerror}"
+        raise places.error(key, problem, remedy) from failure
     if private and mode & 0o077:
         raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
     return content

@@ -14,6 +14,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ConfigError, UsageError
 
 MAX_KEY_FILE_BYTES = 4096
+CHECK_PATH = "check path and permissions"
 PRIVATE_MODE = 0o600
 PUBLIC_MODE = 0o644  # of what all users may read
 LOCK_POLL_S = 0.01
@@ -47,8 +48,8 @@ def read_private(path: str, max_bytes: int) -> bytes:
     return load_private(path, max_bytes).data
 
 
-def load_private(path: str, max_bytes: int) -> PrivateFile:
-    """Return a private file; ConfigError names the file and the remedy.
+def load_private(path: str, max_bytes: int, *, missing: str = CHECK_PATH) -> PrivateFile:
+    """Return a private file; ConfigError names the file and the remedy, `missing` if there is none.
 
     Refused are a file that other users may read or write, anything but a regular file, and a file
     of more than `max_bytes` bytes.
@@ -59,9 +60,8 @@ def load_private(path: str, max_bytes: int) -> PrivateFile:
         # O_NONBLOCK: the open of a FIFO must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as failure:
-        raise ConfigError(
-            f"{path}: cannot be read: {failure.strerror}; check path and permissions"
-        ) from failure
+        remedy = missing if isinstance(failure, FileNotFoundError) else CHECK_PATH
+        raise ConfigError(f"{path}: cannot be read: {failure.strerror}; {remedy}") from failure
     held = _Held(descriptor)  # closes it, whatever happens
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):

@@ -133,6 +133,12 @@ class _Look:
     result: _State | str | None
 
 
+def load_identities(path: str) -> PrivateFile:
+    """Return the file of identities at `path`, unparsed; raises what `load_private` raises."""
+    remedy = "make it with `hastore keys new`, or correct the path"
+    return load_private(path, MAX_FILE_BYTES, missing=remedy)
+
+
 class Identities:
     """The identities in the file at `path`. Any thread may call it.
 
@@ -160,7 +166,7 @@ class Identities:
         self._clock = clock
         self._lock = threading.Lock()
         self._checked_ms = clock.monotonic_ms()
-        found = load_private(path, MAX_FILE_BYTES)
+        found = load_identities(path)
         self._state = self._read(found.data)
         self._look = _Look(found, False, self._checked_ms, self._state)
         self._reader: IdentityReader[_State | str] | None = None
@@ -269,7 +275,7 @@ class Identities:
         before = self._state
         problem, after = None, before
         try:
-            found = load_private(self.path, MAX_FILE_BYTES)
+            found = load_identities(self.path)
         except ConfigError as broken:
             problem = str(broken)
             nowhere = replace(self._look.found, place=(0, 0))  # what comes next is another file

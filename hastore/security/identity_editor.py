@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from hastore.errors import ConfigError, UsageError
-from hastore.fs.private_files import PRIVATE_MODE, read_private, replace_file
+from hastore.fs.private_files import PRIVATE_MODE, replace_file
+from hastore.security.identities import load_identities
 from hastore.security.identity import (
     MAX_KEYS,
     Identity,
@@ -57,7 +58,7 @@ class IdentityEditor:
             secret = base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
             data = _NEW_FILE.format(secret=secret).encode()
         else:
-            data = read_private(path, MAX_FILE_BYTES)
+            data = load_identities(path).data
         self._parsed = parse_identities(data, path)
         self._editor = YAML(typ="rt")
         self._editor.preserve_quotes = True

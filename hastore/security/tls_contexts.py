@@ -187,7 +187,7 @@ class TlsContexts:
         context.options |= ssl.OP_NO_COMPRESSION
         if server_side:
             context.num_tickets = 0
-        _check_public(files.ca)
+        _check_public(files.ca, "hastore keys ca")
         try:
             context.load_verify_locations(cafile=files.ca)
         except (ssl.SSLError, OSError) as error:
@@ -199,7 +199,7 @@ class TlsContexts:
         return context
 
     def _load_own(self, context: ssl.SSLContext, certificate: str, key: str) -> None:
-        _check_public(certificate)
+        _check_public(certificate, "hastore keys cert")
         check_key_mode(key)
         try:
             context.load_cert_chain(certificate, key, password=_refuse_password(key))
@@ -263,21 +263,26 @@ def shared_contexts(files: TlsFiles) -> TlsContexts:
 
 def check_key_mode(path: str) -> None:
     """Raise ConfigError if the private key cannot be read, or others than its owner may read it."""
-    mode = _readable(path)
+    mode = _readable(path, "hastore keys cert")
     if mode & 0o077:
         raise ConfigError(f"{path}: is open to other users; run chmod 600 {path}")
 
 
-def _check_public(path: str) -> None:
+def _check_public(path: str, made_by: str) -> None:
     """Raise ConfigError if the certificate cannot be read, or any user may replace it."""
-    if _readable(path) & 0o002:
+    if _readable(path, made_by) & 0o002:
         raise ConfigError(f"{path}: can be changed by other users; run chmod o-w {path}")
 
 
-def _readable(path: str) -> int:
+def _readable(path: str, made_by: str) -> int:
     """Return the mode of a file; ConfigError if it is none, or cannot be read."""
     try:
         mode = os.stat(path).st_mode
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; make it with `{made_by}`, or correct the "
+            "path"
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}; check path and permissions"

@@ -1,5 +1,6 @@
 """Starting nodes: `--check`, the ready line, exit codes."""
 
+import os
 import re
 import shutil
 import signal
@@ -61,6 +62,37 @@ def test_check_of_a_dledger_file_notes_an_even_group():
     done = program("hastore-dledger", "-c", path, "--check", *(f"-o{each}" for each in extra))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "node 1 of 4" in done.stderr and "use an odd number of members" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["classic", "dledger"])
+def test_check_looks_at_the_identities(mode, tmp_path):
+    assert hastore("init", str(tmp_path / "g"), "--tls", "--mode", mode).returncode == 0
+    tls, ids = tmp_path / "g" / "tls", tmp_path / "g" / "identities.yaml"
+    files = [str(tmp_path / "g" / f"node{number}.yaml") for number in (1, 2, 3)]
+    files = [one for one in files if os.path.exists(one)]
+
+    def check():
+        done = hastore("serve", "-c", files[0], "--check")
+        assert done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+        return done.returncode, done.stderr
+
+    code, said = check()
+    assert code == 2 and "tls/ca.pem cannot be read" in said
+    assert said.endswith("make it with `hastore keys ca`, or correct the path\n")
+    assert hastore("keys", "ca", "--dir", str(tls)).returncode == 0
+    code, said = check()
+    assert code == 2 and said.endswith("make it with `hastore keys cert`, or correct the path\n")
+    given = [word for one in files for word in ("-c", one)]
+    assert hastore("keys", "cert", "--dir", str(tls), *given).returncode == 0
+    code, said = check()
+    assert code == 2 and f"error: {ids}: cannot be read: No such file or directory" in said
+    assert said.endswith("make it with `hastore keys new`, or correct the path\n")
+    new = ("keys", "new", "ops", "--admin", "--file", str(ids), "--out", str(tmp_path / "ops.key"))
+    assert hastore(*new).returncode == 0
+    code, said = check()
+    assert code == 0 and "is valid" in said
+    ids.write_text("identities: 1\n")
+    assert check()[0] == 2
 
 
 @pytest.mark.parametrize(
