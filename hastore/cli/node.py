@@ -14,7 +14,7 @@ node is added here before it becomes a member, and removed here when it is none 
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -216,6 +216,8 @@ class _Edit:
                     f"no node could be asked; nothing was changed: {self.whys}. Start a node, or "
                     "correct `nodes` in FILE or --security, as the reasons say"
                 )
+        looked_nodes = [] if nodes is None else [one.nodes for one in nodes.looked.values()]
+        check_known(files, change, self.statuses, looked_nodes)
         edited = [  # all are valid before the first is written
             (file, change.edited(file.text, file.path, file.config, parse_names)) for file in files
         ]
@@ -352,6 +354,40 @@ def check_masters(files: Sequence[NodeFile], change: ListChange, statuses: Statu
             f"node {change.gone} is a master; nothing was changed: run `hastore promote` for"
             " another node, and `hastore demote` for this one"
         )
+
+
+def check_known(
+    files: Sequence[NodeFile],
+    change: ListChange,
+    statuses: Statuses,
+    more: Sequence[Mapping[int, object]],
+) -> None:
+    """Raise UsageError for a node that leaves and that nobody knows; `more` are nodes' own lists.
+
+    It is known in a repeat of the command, too: a file or the list in force still has it, or its
+    replacement is there. If no master says who is in the group, a warning must do.
+    """
+    gone, new = change.gone, change.new
+    if gone is None or (new is not None and all(new in file.config.nodes for file in files)):
+        return
+    known = {number for file in files for number in (file.config.node, *file.config.nodes)}
+    known.update(statuses, *more)
+    for one in statuses.values():
+        known |= {each["node"] for key in ("slaves", "unlinked") for each in one.get(key) or []}
+        for pending in one.get("config_pending") or []:
+            if pending["key"] == "nodes":
+                known.update(pending["in_force"], pending["in_file"])
+    if gone in known:
+        return
+    text = f"node {gone} is in none of these files"
+    masters = [one for one in statuses.values() if one.get("writable")]
+    if files[0].config.mode is Mode.DLEDGER or not masters:
+        print_note(f"warning: {text}")
+        return
+    raise UsageError(
+        f"{text}, and no node that answers knows it: it has left already, or the number is wrong; "
+        "nothing was changed: see `hastore status`"
+    )
 
 
 def check_members(files: Sequence[NodeFile], change: ListChange, statuses: Statuses) -> None:

@@ -194,3 +194,29 @@ def test_a_list_that_is_written_oddly_is_changed_as_wanted_or_not_at_all(tmp_pat
             continue
         assert done.returncode == 2 and path.read_text() == text + lines
         assert "cannot be edited safely" in done.stderr or "not be valid" in done.stderr
+
+
+def test_a_number_that_no_file_and_no_node_knows_is_wrong_usage(files, monkeypatch):
+    before = [path.read_bytes() for path in files]
+    slaves = [{"node": 2}, {"node": None}]
+    master = {"writable": True, "slaves": slaves, "unlinked": [{"node": 3}], "config_pending": []}
+    statuses = {1: master}
+    monkeypatch.setattr("hastore.cli.node.ask", lambda _config: statuses)
+    refused("node 9 is in none of these files, and no node", "remove", *files, "--node", 9)
+    refused("node 9 is in none", "replace", *files, "--node", 9, "--by", 4, *NEW)
+    assert [path.read_bytes() for path in files] == before
+    # The command again, after all files were changed: the list in force still has the node.
+    for path in files:
+        node("remove", path, "--node", 3)
+    nodes = {"key": "nodes", "in_force": [1, 2, 3], "in_file": [1, 2], "counts_from": "promotion"}
+    statuses[1] = {**master, "unlinked": [], "config_pending": [nodes]}
+    assert node("remove", *files[:2], "--node", 3)["changed"] == []
+    # And after a replacement that is in force: its new node tells that it was done.
+    node("replace", *files[:2], "--node", 2, "--by", 5, *NEW)
+    statuses[1] = {**master, "slaves": []}
+    assert node("replace", files[0], "--node", 2, "--by", 5, *NEW)["changed"] == []
+
+
+def test_a_number_that_is_unknown_here_may_be_known_to_a_node_that_is_silent(files):
+    done = hastore("node", "remove", *map(str, files), "--node", "9")
+    assert done.returncode == 0 and "warning: node 9 is in none of these files" in done.stderr

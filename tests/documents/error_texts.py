@@ -29,6 +29,7 @@ _PROBLEMS = re.compile(
     r"|^(writable_reason|differences|refusal_of|replay_refusal|missing|never_flushed|remedy)$"
     r"|^(removed_text|role_and_log|config_notes|_stays|new_epoch_problem|_may_promote_itself)$"
     r"|^(_text|_texts|_who_takes_over|others_wrote|_follow_once|_act_on|note_defect|secure)$"
+    r"|^waits_for$"
 )
 _FIELDS = re.compile(
     r"^_?(problem|notice|no_room|failure|failure_reason|blocked_reason|no_reserve|damaged|refused"
