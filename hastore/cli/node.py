@@ -13,11 +13,13 @@ node is added here before it becomes a member, and removed here when it is none 
 """
 
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+import yaml
 
 from hastore.bounded_log import one_line
 from hastore.cli.common import (
@@ -157,7 +159,8 @@ def replace_command(
 def _carry_out(
     places: Sequence[str], change: ListChange, remote: bool, timeout_s: float, as_json: bool
 ) -> int:
-    files = read_files(places)
+    left_out: list[str] = []
+    files = read_files(places, left_out.append)
     nodes = RemoteNodes(files[0].config, timeout_s) if remote else None
     edit = _Edit(files, change, nodes, as_json)
     try:
@@ -167,9 +170,13 @@ def _carry_out(
         raise
     left = steps(files, change, edit.statuses, nodes)
     if as_json:
-        told = {} if nodes is None else {"nodes": edit.all_told}
+        told: dict[str, Any] = {} if nodes is None else {"nodes": edit.all_told}
+        if left_out:
+            told["left_out"] = left_out
         print_json({"changed": edit.changed, "steps": left, **told})
     else:
+        for path in left_out:
+            print_note(f"note: {path} is no node's file, and is left out")
         print_text("what is left, in this order:")
         for place, step in enumerate(left, 1):
             print_text(f"{place}. {step}")
@@ -299,21 +306,29 @@ class _Edit:
 # -- the files -------------------------------------------------------------------------------------
 
 
-def read_files(places: Sequence[str]) -> list[NodeFile]:
+def read_files(places: Sequence[str], on_left_out: Callable[[str], None]) -> list[NodeFile]:
     """Return the node files at these paths, and in these folders.
 
-    Raises UsageError or ConfigError unless they are those of nodes of one group.
+    `on_left_out` is called with each YAML file in a folder that is no node's, such as one of
+    identities. Raises UsageError or ConfigError unless the rest are those of nodes of one group.
     """
     paths: dict[str, None] = {}
     for place in places:
         if os.path.isdir(place):
             inside = sorted(name for name in os.listdir(place) if name.endswith(_ENDINGS))
-            paths.update(dict.fromkeys(os.path.join(place, name) for name in inside))
+            for path in (os.path.join(place, name) for name in inside):
+                if _may_be_nodes(path):
+                    paths[path] = None
+                else:
+                    on_left_out(path)
         else:
             paths[place] = None
     if not paths:
         named = ", ".join(places)
-        raise UsageError(f"no file *.yaml is in {named}; give the folder of the nodes' files")
+        raise UsageError(
+            f"no node's file is in {named} (*.yaml, *.yml, with `nodes`); give the folder of the "
+            "nodes' files"
+        )
     files = [_read(path) for path in paths]
     first = files[0]
     seen: dict[int, str] = {}
@@ -330,6 +345,16 @@ def read_files(places: Sequence[str]) -> list[NodeFile]:
                 f"{other} and {file.path} are both files of node {config.node}; give one of them"
             )
     return files
+
+
+def _may_be_nodes(path: str) -> bool:
+    """Whether a file has `nodes` as a key; one that is no valid YAML: a line that begins so."""
+    text = REAL.read_bytes(path).decode(errors="replace")
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return re.search("^nodes *:", text, re.MULTILINE) is not None
+    return isinstance(root, yaml.MappingNode) and any(key.value == "nodes" for key, _ in root.value)
 
 
 def _group_text(config: Config) -> str:

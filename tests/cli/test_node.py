@@ -107,7 +107,7 @@ def test_what_is_refused_changes_no_file(files, tmp_path):
     refused("both files of node 2", "add", *files, write(other, 2), "--node", 4, *NEW)
     empty = tmp_path / "empty"
     empty.mkdir()
-    refused("no file *.yaml", "add", empty, "--node", 4, *NEW)
+    refused("no node's file is in", "add", empty, "--node", 4, *NEW)
     assert [path.read_bytes() for path in files] == before
 
 
@@ -220,3 +220,30 @@ def test_a_number_that_no_file_and_no_node_knows_is_wrong_usage(files, monkeypat
 def test_a_number_that_is_unknown_here_may_be_known_to_a_node_that_is_silent(files):
     done = hastore("node", "remove", *map(str, files), "--node", "9")
     assert done.returncode == 0 and "warning: node 9 is in none of these files" in done.stderr
+
+
+def test_other_files_in_a_folder_are_left_out(files, tmp_path):
+    """As those that `hastore init --tls` leads to, and whatever else has this ending."""
+    (tmp_path / "identities.yaml").write_text("ops:\n  challenge_secret: x\n  admin: true\n")
+    (tmp_path / "many.yml").write_text("a: 1\n---\nb: 2\n")
+    (tmp_path / "list.yaml").write_text("- nodes\n")
+    (tmp_path / "empty.yaml").write_text("")
+    told = node("add", tmp_path, "--node", 4, *NEW)
+    assert told["changed"] == [str(path) for path in files]
+    assert told["left_out"] == [
+        str(tmp_path / name) for name in ("empty.yaml", "identities.yaml", "list.yaml", "many.yml")
+    ]
+    done = hastore("node", "remove", str(tmp_path), "--node", "4")
+    assert done.returncode == 0, done.stderr
+    assert f"note: {tmp_path / 'identities.yaml'} is no node's file, and is left out" in done.stderr
+    # A file that is named is not left out, nor one of a node that is not valid.
+    refused("identities.yaml", "add", tmp_path / "identities.yaml", "--node", 4, *NEW)
+    files[1].write_text(files[1].read_text().replace("role: SLAVE", "rule: SLAVE"))
+    refused("rule: is unknown", "add", tmp_path, "--node", 4, *NEW)
+    files[1].write_text("nodes: {\n")
+    refused("node2.yaml", "add", tmp_path, "--node", 4, *NEW)
+
+
+def test_a_folder_without_a_nodes_file(tmp_path):
+    (tmp_path / "identities.yaml").write_text("ops: {admin: true}\n")
+    refused("no node's file is in", "add", tmp_path, "--node", 4, *NEW)
