@@ -8,7 +8,7 @@ commands run on the leader's machine, with the leader's configuration file; or a
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -16,6 +16,7 @@ import click
 from hastore.cli.common import (
     Seconds,
     print_json,
+    print_note,
     print_text,
     with_config,
     with_json,
@@ -27,7 +28,7 @@ from hastore.cli.own_node import ANSWER_S, ask_node, ask_own_status, node_name, 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode
-from hastore.dledger.driver.requests import DONE, request_path, write_request
+from hastore.dledger.driver.requests import DONE, NOT_LINKED, request_path, write_request
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 10.0
 _POLL_S = 0.05
+_ASK_AGAIN_S = 1.0  # the leader notes each request
 
 Status = dict[str, Any]
 
@@ -182,13 +184,47 @@ def _report(status: Status, text: str, began: float, as_json: bool) -> None:
 def _add(ask: Ask, node: int, replaces: int | None, wait_s: float, as_json: bool) -> None:
     """Ask for a new node, perhaps in the place of a member, wait for it if asked to, and report."""
     began = time.monotonic()
-    if replaces is None:
-        config, status = ask.request("add", node)
-    else:
-        config, status = ask.request("replace", replaces, by=node)
+    config, status = _ask_linked(ask, node, replaces, began + wait_s)
     if wait_s:
-        status = wait_member(config, node, replaces, wait_s)
+        left_s = round(max(began + wait_s - time.monotonic(), _POLL_S), 1)
+        status = wait_member(config, node, replaces, left_s)
     _report(status, _addition_text(status, node, replaces), began, as_json)
+
+
+def _ask_linked(
+    ask: Ask, node: int, replaces: int | None, deadline: float
+) -> tuple[Config, Status]:
+    """Ask for a new node; until the deadline again, if it has no link with the leader yet."""
+    told = False
+    while True:
+        try:
+            if replaces is None:
+                return ask.request("add", node)
+            return ask.request("replace", replaces, by=node)
+        except HastoreError as refused:
+            if NOT_LINKED not in str(refused) or time.monotonic() >= deadline:
+                raise
+        if not told:
+            print_note(f"node {node} is not linked with the leader yet; waiting for that")
+            told = True
+        time.sleep(_ASK_AGAIN_S)
+
+
+def few_text(members: Sequence[int]) -> str | None:
+    """Return a warning if so few members are left that none may fail; None if enough are."""
+    named = ", ".join(map(str, members))
+    remedy = "`hastore dledger add` makes another node a member"
+    if len(members) == 1:
+        return (
+            f"warning: node {named} is the only member: no other node has a copy that counts, and "
+            f"with its disk all is lost; {remedy}"
+        )
+    if len(members) == 2:
+        return (
+            f"warning: node {named} are the only members: a put needs both, so the group stops if "
+            f"one fails; {remedy}"
+        )
+    return None
 
 
 def _addition_text(status: Status, node: int, replaces: int | None) -> str:
@@ -231,7 +267,8 @@ _with_wait = click.option(
     type=Seconds(or_none=True),
     default=0.0,
     metavar="SECONDS",
-    help="Wait up to this time until the node is a member; exit code 1 if it takes longer.",
+    help="Wait up to this time until the node is linked with the leader, and then a member; exit "
+    "code 1 if it takes longer.",
 )
 _OUTCOME = "How long to wait for the outcome."
 _with_remote = click.option(
@@ -309,6 +346,9 @@ def remove_command(path: str, node: int, remote: bool, patience_s: float, as_jso
     began = time.monotonic()
     _, status = Ask(path, remote, patience_s).request("remove", node)
     text = f"node {node} is no member; the members are {_members(status)}"
+    few = few_text(status["members"])
+    if few is not None:
+        print_note(few)
     _report(status, text, began, as_json)
 
 

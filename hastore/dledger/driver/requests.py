@@ -49,6 +49,7 @@ GOOD_FOR_MS = 60_000
 FILE_BYTES_MAX = 64 * 1024
 COMMANDS = ("transfer", "add", "replace", "remove")
 DONE, REFUSED, UNKNOWN = "DONE", "REFUSED", "UNKNOWN"
+NOT_LINKED = "is not linked with this node"  # in the reason of a refusal that may soon be over
 
 
 class AdminRequest(

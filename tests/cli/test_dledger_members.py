@@ -1,0 +1,85 @@
+"""`hastore dledger add --wait` waits for the link, and `remove` warns of few members."""
+
+import types
+
+import pytest
+
+from hastore.cli import dledger
+from hastore.config.file import load_config
+from hastore.dledger.driver.requests import _not_addable
+from hastore.errors import HastoreError
+from hastore.protocol.dledger import MemberSet
+from tests.process.harness import ROOT
+
+LEARNER = {"node": 1, "term": 4, "leader": 1, "members": [1, 2, 3], "learners": [{"node": 4}]}
+MEMBER = {**LEARNER, "members": [1, 2, 3, 4], "learners": []}
+
+
+class Leader:
+    """Refuses a node until its link is there, as the driver of a leader does."""
+
+    def __init__(self, clock, linked_at):
+        self.asked = 0
+        self._clock = clock
+        self._linked_at = linked_at
+
+    def request(self, command, node, by=None):
+        self.asked += 1
+        new = node if by is None else by
+        linked = {2, 3} | ({new} if self._clock.now >= self._linked_at else set())
+        group = MemberSet((1, 2, 3))
+        why = _not_addable(new, group, {1, 2, 3, 4}, linked, ())
+        if why is not None:
+            raise HastoreError(f"node 1 (tcp://127.0.0.1:1): REFUSED: {why}")
+        return load_config(str(ROOT / "conf" / "dledger-n0.yaml")), LEARNER
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = types.SimpleNamespace(now=0.0)
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    time = types.SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
+    monkeypatch.setattr(dledger, "time", time)
+    monkeypatch.setattr(dledger, "ask_node", lambda _config: MEMBER)
+    return clock
+
+
+def test_an_addition_that_waits_waits_for_the_link_too(clock, capsys):
+    leader = Leader(clock, linked_at=4.0)
+    dledger._add(leader, 4, None, 15.0, False)
+    out, err = capsys.readouterr()
+    assert "node 4 is a member" in out and err.count("node 4 is not linked") == 1
+    assert 4.0 <= clock.now < 6.0 and leader.asked < 7
+    replaced = Leader(clock, linked_at=clock.now + 2.0)
+    assert dledger._ask_linked(replaced, 4, 3, clock.now + 15.0)[1] == LEARNER
+    assert replaced.asked == 3
+
+
+def test_the_link_is_not_waited_for_beyond_the_time_or_without_a_wait(clock):
+    for wait_s, asked in ((0.0, 1), (3.0, 4)):
+        leader = Leader(clock, linked_at=1e9)
+        with pytest.raises(HastoreError, match="node 4 is not linked with this node; start it"):
+            dledger._add(leader, 4, None, wait_s, False)
+        assert leader.asked == asked
+    with pytest.raises(HastoreError, match="node 2 is a member already"):
+        dledger._add(Leader(clock, linked_at=0.0), 2, None, 15.0, False)
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ([1], "warning: node 1 is the only member: no other node has a copy"),
+        ([1, 2], "warning: node 1, 2 are the only members: a put needs both"),
+        ([1, 2, 3], ""),
+    ],
+)
+def test_a_removal_says_that_few_are_left(monkeypatch, capsys, members, text):
+    status = {**MEMBER, "members": members}
+    monkeypatch.setattr(dledger.Ask, "request", lambda *_given: (None, status))
+    dledger.remove_command.main(
+        ["-c", "node1.yaml", "--node", "4", "--json"], standalone_mode=False
+    )
+    assert capsys.readouterr().err.startswith(text)
