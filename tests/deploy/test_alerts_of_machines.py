@@ -46,7 +46,8 @@ def test_a_slow_disk(tmp_path: pathlib.Path) -> None:
             prometheus.wait_firing("HastoreBusy", **of(one))
             faults.heal()
             prometheus.wait_gone()
-            prometheus.check_only("HastoreFlushSlow", "HastorePutsSlow", "HastoreBusy")
+            names = ("HastoreFlushSlow", "HastorePutsSlow", "HastoreBusy")
+            prometheus.check_only(*names, also=["HastorePutsUnconfirmed"])
 
 
 @fires("HastoreRequestsFail")
