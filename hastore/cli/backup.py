@@ -164,6 +164,10 @@ def verify_command(place: str, number: int | None, as_json: bool) -> int | None:
     for problem in found.problems:
         print_error(f"backup {manifest.number}: {problem}")
     if found.problems:
+        print_note(
+            "take the next backup into a new target, where nothing of this one is used again, and "
+            "look at the disk or bucket of this one"
+        )
         return STORE
     if not as_json:
         records = counted(found.records, "record")

@@ -281,7 +281,8 @@ class Cuts:
             look = "that folder is gone: find out from the senders what they were"
         return (
             f"{cut.count} {verb} cut from this log and may be nowhere else ({outcome}): "
-            f"{self._place(cut)}; {look}, send again what is missing, then run "
+            f"{self._place(cut)}; {look}, send again what is missing "
+            "(`hastore rescued resend -c FILE`), then run "
             f"`hastore rescued dismiss -c FILE --cut {cut.id}` on this node"
         )
 

@@ -58,6 +58,7 @@ def test_take_list_and_verify(files):
     name = min(os.listdir(f"{place}/log"))
     scribble(f"{place}/log/{name}", 50, b"?")
     bad = hastore("backup", "verify", place)
+    assert "into a new target" in bad.stderr
     assert bad.returncode == 3 and name in bad.stderr and "is whole" not in bad.stdout
     assert hastore("backup", "verify", place, "--backup", "9").returncode == 2
 
