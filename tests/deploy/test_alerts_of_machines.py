@@ -50,7 +50,7 @@ def test_a_slow_disk(tmp_path: pathlib.Path) -> None:
             prometheus.check_only(*names, also=["HastorePutsUnconfirmed"])
 
 
-@fires("HastoreRequestsFail")
+@fires("HastoreRequestsFail", "HastoreLogDamaged")
 @pytest.mark.slow(WHY)
 def test_a_damaged_record(tmp_path: pathlib.Path) -> None:
     with Group(tmp_path, 1, **ALONE) as group:
@@ -70,13 +70,20 @@ def test_a_damaged_record(tmp_path: pathlib.Path) -> None:
                 read = consumer.poll(timeout_s=60.0)
                 assert len(read) == 1
                 prometheus.wait_firing("HastoreRequestsFail", **of(one))
+                # No other node has the bytes, so the node cannot repair them.
+                prometheus.wait_firing("HastoreLogDamaged", **of(one))
                 damaged.seek(record.offset)
                 damaged.write(data[record.offset : record.offset + 8])
                 damaged.flush()
+                one.stop()
+                one.start("master")  # looks at once at what was damaged
                 while len(read) < 3:
                     read += consumer.poll(timeout_s=60.0)
             prometheus.wait_gone()
-            prometheus.check_only("HastoreRequestsFail")
+            prometheus.check_only(
+                "HastoreRequestsFail", "HastoreLogDamaged",
+                also=["HastoreProblems", "HastoreNodeDown", "HastorePutsRefused"],
+            )  # fmt: skip
 
 
 @fires(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 
+import pytest
 import yaml
 
 from tests.deploy import test_alerts_of_machines, test_alerts_of_nodes
@@ -22,6 +23,7 @@ def promtool(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow("promtool runs a test of each rule")
 def test_promtool_finds_no_mistake_and_its_tests_pass() -> None:
     promtool("check", "rules", RULES.name)
     promtool("test", "rules", "hastore.test.yml")

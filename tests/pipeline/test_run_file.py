@@ -172,17 +172,20 @@ WRONG = (
     ("job: export", "has no list `jobs`"),
     ("jobs: [5]", "job 1 is no mapping"),
     ("jobs: [{job: exprot}]", "job is 'exprot'; use one of export, compact, audit, index, stats"),
-    ("jobs: [{job: export, targe: x}]", "(export-1): there is no 'targe'; did you mean 'target'"),
+    (
+        "jobs: [{job: export, targe: x}]",
+        "(export-1): there is no 'targe'; correct it: did you mean 'target'",
+    ),
     ("jobs: [{job: export, target: x, master: y}]", "there is no 'master'"),
     ("jobs: [{job: export, path: x}]", "Missing option '--target'"),
-    ("jobs: [{job: export, target: [x, y]}]", "target is a list; it takes one value"),
+    ("jobs: [{job: export, target: [x, y]}]", "target is a list; give one value"),
     ("jobs: [{job: export, target: x, headers: 1}]", "headers is 1; write true or false"),
     ("jobs: [{job: export, target: x, file-size: 0}]", "0 is not in the range"),
     ("jobs: [{job: export, target: x, topic: {a: b}}]", "write a text or a number"),
     ("jobs: [{job: audit, a: x}]", "b is missing"),
     ("jobs: [{job: audit, a: x, b: y}, {name: audit-1, job: stats}]", "two jobs have the name"),
-    ("{jobs: [{job: stats}], spork: 1}", "there is no 'spork'; did you mean 'spark'"),
-    ("{jobs: [{job: stats}], spark: {conf: {memory: 1}}}", "its names begin with spark."),
+    ("{jobs: [{job: stats}], spork: 1}", "there is no 'spork'; correct it: did you mean 'spark'"),
+    ("{jobs: [{job: stats}], spark: {conf: {memory: 1}}}", "give names that begin with spark."),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -13,16 +13,17 @@ import pytest
 from hastore import bounded_log
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, DLedgerConfig, Flush, Mode, NodeAddress, Role, StoreConfig
-from hastore.demo.nodes import free_ports
 from hastore.dledger.driver.requests import write_request
 from hastore.fs.filesystem import REAL
 from hastore.server.base_node import BaseNode
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
+from tests.process.harness import Ports
 from tests.server.kit import config_of
 from tests.server.test_node import until
 
 SMALL = StoreConfig(root="", commitlog_file_size=65536, flush=Flush.SYNC)
+Configs = Callable[..., list[Config]]
 ELECTING = {"mode": Mode.DLEDGER, "role": None, "acks": None, "store": SMALL}
 
 
@@ -32,23 +33,28 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_log, "START_MS", 600_000.0)
 
 
-def configs(root: pathlib.Path, count: int, **changes: object) -> list[Config]:
-    """Return the configurations of a group's nodes; the first node is the master."""
-    ports = [f"127.0.0.1:{port}" for port in free_ports(3 * count)]
-    nodes = {
-        number: NodeAddress(api=f"tcp://{ports.pop()}", ha=ports.pop(), http=ports.pop())
-        for number in range(1, count + 1)
-    }
-    alone = [msgspec.structs.replace(config_of(root / f"n{number}"), **changes) for number in nodes]
-    return [
-        msgspec.structs.replace(
-            one,
-            node=number,
-            nodes=nodes,
-            store=msgspec.structs.replace(one.store, root=str(root / f"n{number}")),
-        )
-        for number, one in zip(nodes, alone, strict=True)
-    ]
+@pytest.fixture
+def configs() -> Iterator[Configs]:
+    """Return a function that makes the configurations of a group's nodes on ports of their own."""
+    with contextlib.closing(Ports()) as ports:
+
+        def make(root: pathlib.Path, count: int, **changes: object) -> list[Config]:
+            nodes = {n: NodeAddress(**places) for n, places in ports.addresses(count).items()}
+            alone = [
+                msgspec.structs.replace(config_of(root / f"n{number}"), **changes)
+                for number in nodes
+            ]
+            return [
+                msgspec.structs.replace(
+                    one,
+                    node=number,
+                    nodes=nodes,
+                    store=msgspec.structs.replace(one.store, root=str(root / f"n{number}")),
+                )
+                for number, one in zip(nodes, alone, strict=True)
+            ]
+
+        yield make
 
 
 @contextlib.contextmanager
@@ -66,7 +72,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("first", [Role.SYNC_MASTER, Role.SLAVE])
-def test_a_pair(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, first: Role) -> None:
+def test_a_pair(
+    configs: Configs, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, first: Role
+) -> None:
     caplog.set_level(logging.INFO)
     master, slave = configs(tmp_path, 2, role=Role.SYNC_MASTER, acks=1)
     slave = msgspec.structs.replace(slave, role=Role.SLAVE)
@@ -86,7 +94,7 @@ def test_a_pair(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, first:
 
 
 def test_a_group_that_elects_its_leader(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    configs: Configs, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     # A machine that is slow must not make them elect twice.
@@ -106,7 +114,7 @@ def test_a_group_that_elects_its_leader(
 
 
 def test_a_node_that_is_started_and_added(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    configs: Configs, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     one, two = configs(tmp_path, 2, dledger=DLedgerConfig(), **ELECTING)
@@ -123,13 +131,16 @@ def test_a_node_that_is_started_and_added(
             )  # fmt: skip
             until(lambda: nodes[1].backend.status()["members"] == [1, 2], 60)
             assert warnings(caplog) == []
-            for text in ("add node 2: DONE", "the members are 1; the learners: 2",
+            for text in ("the request to add node 2: DONE", "the members are 1; the learners: 2",
                          "the members are 1, 2"):  # fmt: skip
                 assert text in caplog.messages
 
 
 def test_a_node_that_stays_away_is_a_warning(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    configs: Configs,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(bounded_log, "START_MS", 1_000.0)
