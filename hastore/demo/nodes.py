@@ -25,6 +25,7 @@ from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import PRIVATE_MODE, append_private, open_fresh
 
 MARKER = ".hastore-demo"
+LOCK = ".hastore-demo.lock"  # is there while a demo uses the folder
 _MARKER_TEXT = "`hastore demo` made this folder. Without --folder, its next run empties it.\n"
 _CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 _ELSE = "give another place with --folder DIR"
@@ -46,10 +47,10 @@ def folder_problem(folder: pathlib.Path, *, replace: bool) -> str | None:
     if not folder.is_dir():
         return None
     try:
-        os.close(_locked(folder))
+        with _locked(folder):
+            return _content_problem(folder, replace=replace)
     except UsageError as running:
         return str(running)
-    return _content_problem(folder, replace=replace)
 
 
 def replaced_bytes(folder: pathlib.Path) -> int:
@@ -65,35 +66,51 @@ def demo_folder(folder: pathlib.Path, *, replace: bool) -> Iterator[None]:
     Raises UsageError as `folder_problem` says it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = _locked(folder)
-    try:
+    with _locked(folder):
         problem = _content_problem(folder, replace=replace)
         if problem is not None:
             raise UsageError(problem)
-        if not os.listdir(folder):
+        if not _names(folder):
             (folder / MARKER).write_text(_MARKER_TEXT)
         if replace:
             _empty(folder)
         yield
-    finally:
-        os.close(lock)
 
 
-def _locked(folder: pathlib.Path) -> int:
-    """Return a descriptor that locks the folder until it is closed."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Lock the folder, by a file in it that is there meanwhile.
+
+    The folder's own lock is for commands that change the nodes' files. Raises UsageError.
+    """
+    path = folder / LOCK
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            text = f"another demo is using {folder}: wait for its end, or {_ELSE}"
+            raise UsageError(text) from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                break
+        os.close(descriptor)  # its owner has just ended, and removed it
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
         os.close(descriptor)
-        raise UsageError(f"another demo is using {folder}: wait for its end, or {_ELSE}") from None
-    return descriptor
+
+
+def _names(folder: pathlib.Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name != LOCK]
 
 
 def _content_problem(folder: pathlib.Path, *, replace: bool) -> str | None:
     if not replace:
         return f"{folder} already contains a demo; {_ELSE}" if (folder / "node1").exists() else None
-    names = os.listdir(folder)
+    names = _names(folder)
     if names and MARKER not in names:
         return f"{folder} is not empty, and no demo made it (no {MARKER}): it is kept; {_ELSE}"
     for lock in sorted(folder.glob("node*/lock")):
@@ -109,7 +126,7 @@ def _empty(folder: pathlib.Path) -> None:
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != MARKER:
+        elif path.name not in (MARKER, LOCK):
             path.unlink()
 
 

@@ -8,7 +8,14 @@ import sys
 import pytest
 
 from hastore.demo import nodes as module
-from hastore.demo.nodes import MARKER, default_folder, demo_folder, folder_problem, replaced_bytes
+from hastore.demo.nodes import (
+    LOCK,
+    MARKER,
+    default_folder,
+    demo_folder,
+    folder_problem,
+    replaced_bytes,
+)
 from hastore.demo.requirements import missing_requirements
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL
@@ -27,13 +34,13 @@ def fill(folder):
 def test_the_next_demo_replaces_the_stores_of_the_one_before(tmp_path):
     folder = tmp_path / "data" / "demo"
     with demo_folder(folder, replace=True):
-        assert os.listdir(folder) == [MARKER]
+        assert sorted(os.listdir(folder)) == [MARKER, LOCK]
         assert not folder.stat().st_mode & 0o077, "other users can read the demo's logs"
         fill(folder)
     assert folder_problem(folder, replace=True) is None
     assert replaced_bytes(folder) >= 100_000
     with demo_folder(folder, replace=True):
-        assert os.listdir(folder) == [MARKER]
+        assert sorted(os.listdir(folder)) == [MARKER, LOCK]
     assert folder.parent.is_dir(), "the target of a link in it stays"
 
 

@@ -24,6 +24,7 @@ JOBS, PAGE = "docs/pipeline-jobs.md", "docs/pipeline.md"
 EACH = take(JOBS, "hastore pipeline export --path data/node2")
 FUNCTION = take(JOBS, "from hastore.pipeline.export")
 FILES = take(JOBS, "lake/flights/topic=flights"), take(JOBS, "lake/planes/topic=planes")
+RUN = take(JOBS, "spark: {memory: 2g")
 AUDITS = take(JOBS, "hastore pipeline audit /data/node1")
 AUDIT = take(JOBS, "from hastore.pipeline.audit")
 INDEX = take(JOBS, "hastore pipeline index --path /data/store")
@@ -37,6 +38,7 @@ SINK = take(PAGE, "delays.selectExpr")
 SECURED = take("docs/security.md", "from hastore.spark import read_topic")
 SHOWN = ("127.0.0.1:10911", "127.0.0.1:10921")  # in the documents, of nodes 1 and 2
 FLIGHTS = 40
+DELAY = {"carrier": "AA", "delay": 3.5}
 
 pytestmark = [
     pytest.mark.full,
@@ -82,7 +84,9 @@ def play(shell: Shell, block: Block, **names: Any) -> dict[str, Any]:
 
 
 def test_the_jobs_run_as_the_page_shows_them(shell: Shell, spark: Any) -> None:
-    shell.run(here(shell, EACH.text))
+    *each, run = EACH.text.splitlines()
+    assert run.startswith("hastore pipeline run jobs.yaml")
+    shell.run(here(shell, "\n".join(each)))
     for block in FILES:
         pattern = re.sub(r"\d{4}-\d\d-\d\d", "*", block.text.strip())
         pattern = re.sub(r"part-.*\.\.\.\.", "part-*.", pattern)
@@ -112,6 +116,17 @@ def test_the_jobs_run_as_the_page_shows_them(shell: Shell, spark: Any) -> None:
     typed = INDEX.text.replace("/data/store", str(copy))
     shell.run(typed.replace("--output new", f"--output {shell.folder}/new"))
 
+    jobs = here(shell, RUN.text.replace("lake/", "lake/of-a-run-"))
+    for shown, place in {
+        "10.0.0.1:10911,10.0.0.2:10911": ",".join(addresses(shell)),
+        "tcp://10.0.0.2:6001": own[1], "2026-11-22": "2020-01-01",
+    }.items():  # fmt: skip
+        assert shown in jobs
+        jobs = jobs.replace(shown, place)
+    (shell.folder / "jobs.yaml").write_text(jobs)
+    told = shell.run(run)
+    assert [*(shell.folder / "lake").glob("of-a-run-planes/*.parquet")], told.stdout
+
     (shell.folder / "lake").rename(shell.folder / "earlier")
     assert play(shell, FUNCTION, spark=spark)["summary"].messages == FLIGHTS
 
@@ -123,10 +138,17 @@ def test_reads_streams_and_the_sink(
     found = play(shell, START)
     assert found["flights"].count() == FLIGHTS
     play(shell, REGISTER, spark=spark)
-    create, select = here(shell, SQL.text).strip().rstrip(";").split(";\n")
+    create, select, view, insert, read = here(shell, SQL.text).strip().rstrip(";").split(";\n")
     spark.sql(create)
     assert sum(row[1] for row in spark.sql(select).collect()) == FLIGHTS
     spark.catalog.dropTempView("flights")
+    late = spark.createDataFrame([("AA", 3.5)], "carrier STRING, delay DOUBLE")
+    late.createOrReplaceTempView("late")
+    for statement in (view, insert):
+        spark.sql(statement)
+    assert [json.loads(row[0]) for row in spark.sql(read).collect()] == [DELAY]
+    for name in ("late", "delays"):
+        spark.catalog.dropTempView(name)
 
     query = play(shell, STREAM, spark=spark)["query"]
     try:
@@ -139,7 +161,7 @@ def test_reads_streams_and_the_sink(
     delays = spark.createDataFrame([("AA", 3.5)], "carrier STRING, delay DOUBLE")
     play(shell, SINK, delays=delays)
     told = shell.run("hastore consume delays")
-    assert json.loads(told.stdout) == {"carrier": "AA", "delay": 3.5}
+    assert [json.loads(line) for line in told.stdout.splitlines()] == [DELAY, DELAY]
 
 
 def test_a_file_of_a_client_in_spark(shell: Shell, spark: Any) -> None:
