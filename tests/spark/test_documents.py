@@ -116,7 +116,7 @@ def test_the_jobs_run_as_the_page_shows_them(shell: Shell, spark: Any) -> None:
     typed = INDEX.text.replace("/data/store", str(copy))
     shell.run(typed.replace("--output new", f"--output {shell.folder}/new"))
 
-    jobs = here(shell, RUN.text.replace("lake/", "lake/of-a-run-"))
+    jobs = RUN.text.replace("lake/", "lake/of-a-run-")  # its paths begin in its folder
     for shown, place in {
         "10.0.0.1:10911,10.0.0.2:10911": ",".join(addresses(shell)),
         "tcp://10.0.0.2:6001": own[1], "2026-11-22": "2020-01-01",
@@ -125,7 +125,7 @@ def test_the_jobs_run_as_the_page_shows_them(shell: Shell, spark: Any) -> None:
         jobs = jobs.replace(shown, place)
     (shell.folder / "jobs.yaml").write_text(jobs)
     told = shell.run(run)
-    assert [*(shell.folder / "lake").glob("of-a-run-planes/*.parquet")], told.stdout
+    assert [*(shell.folder / "lake" / "of-a-run-planes").rglob("*.parquet")], told.stdout
 
     (shell.folder / "lake").rename(shell.folder / "earlier")
     assert play(shell, FUNCTION, spark=spark)["summary"].messages == FLIGHTS
