@@ -48,6 +48,7 @@ def read(group, queue, hit):
     return found
 
 
+@pytest.mark.slow("waits for replicas that are gone")
 def test_replicas_that_are_killed_one_after_the_other(group):
     """First both slaves, then the master is read alone."""
     killed = []
