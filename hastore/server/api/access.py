@@ -222,16 +222,11 @@ class Access:
         """
         assert connection.proof is not None
         identity = connection.proof.identity
-
-        def may_see(topic: str) -> bool:
-            if topic == POSITIONS_TOPIC and identity.is_admin:
-                return True
-            return identity.may_consume(topic) or identity.may_produce(topic)
-
         if isinstance(reply, api.Configs):
-            shown = [one for one in reply.topics if identity.is_admin or may_see(one.name)]
+            every = identity.is_admin
+            shown = [one for one in reply.topics if every or _may_see(identity, one.name)]
             return api.Configs(reply.rid, shown)
-        found = {topic: queues for topic, queues in reply.topics.items() if may_see(topic)}
+        found = {name: queues for name, queues in reply.topics.items() if _may_see(identity, name)}
         return api.Topics(reply.rid, found, reply.default_queues)
 
     # -- revocation
@@ -312,7 +307,9 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
     if isinstance(request, _Sharing):
         return _why_no_member(identity, request)
     if isinstance(request, _Topical):
-        if not may_read(identity, request.topic) and not _sees_positions(identity, request):
+        of_group = isinstance(request, api.Fetch | api.Commit)
+        readable = not of_group and _is_for_admins(identity, request.topic)
+        if not readable and not may_read(identity, request.topic):
             return no_right(identity, "consume", request.topic)
         if isinstance(request, api.Fetch | api.Commit) and not identity.may_move(request.group):
             return no_right(identity, "groups", request.group)
@@ -332,9 +329,9 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
         )
     if isinstance(request, api.AskTopics | api.AskConfigs):
         topic = request.topic
-        if topic is None or identity.may_consume(topic) or identity.may_produce(topic):
+        if topic is None or _may_see(identity, topic):
             return None
-        if identity.is_admin and (isinstance(request, api.AskConfigs) or topic == POSITIONS_TOPIC):
+        if isinstance(request, api.AskConfigs) and identity.is_admin:
             return None
         return no_right(identity, "consume", topic)
     if isinstance(request, api.AskProducer):
@@ -354,13 +351,21 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
     return no_right(identity, "consume", _ALL_TOPICS)
 
 
-def _sees_positions(identity: Identity, request: api.Question | api.Proving) -> bool:
-    """Whether a request only reads where all groups are; an admin may read any record by offset."""
-    if isinstance(request, api.Commit | api.Fetch):
-        return False
-    if not isinstance(request, _Topical):
-        return False
-    return identity.is_admin and request.topic == POSITIONS_TOPIC
+def _is_for_admins(identity: Identity, topic: str) -> bool:
+    """Whether an admin may read a topic without `consume`: that of all groups' positions.
+
+    An admin may read any record by its offset.
+    """
+    return identity.is_admin and topic == POSITIONS_TOPIC
+
+
+def _may_see(identity: Identity, topic: str) -> bool:
+    """Whether an identity may know of a topic and its queues."""
+    return (
+        identity.may_consume(topic)
+        or identity.may_produce(topic)
+        or _is_for_admins(identity, topic)
+    )
 
 
 def may_read(identity: Identity, topic: str) -> bool:

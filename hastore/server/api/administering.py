@@ -11,8 +11,6 @@ no answer, and may repeat it.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ from hastore.protocol import api
 from hastore.server.api.access import Access
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
-from hastore.server.api.ranges import AnsweringService, Done
+from hastore.server.api.ranges import InOrderService
 from hastore.service import OnFailure
 
 MAX_CHANGES_OF_ONE = 4  # requests of a connection that wait
@@ -31,11 +29,11 @@ CarryOut = Callable[[api.Administer], api.Administered | api.Failed]
 
 class _Waiting(NamedTuple):
     connection: Connection
-    name: str  # of the identity, when the request came
     request: api.Administer
+    name: str  # of the identity, when the request came
 
 
-class AdminService(AnsweringService):
+class AdminService(InOrderService):
     """Carry out requests of administrators, in the order of their arrival."""
 
     def __init__(
@@ -52,55 +50,38 @@ class AdminService(AnsweringService):
         super().__init__("AdminService", backend, clock, on_done, on_failure=on_failure)
         self._access = access
         self._carry_out = carry_out
-        self._waiting: deque[_Waiting] = deque()
-        self._work = threading.Event()
 
     def accept_change(self, connection: Connection, request: api.Administer) -> str | None:
         """Take a request; return why not if too many wait. Called by the API's thread."""
-        own = self._of_one.get(connection, 0)
-        if own >= MAX_CHANGES_OF_ONE or self.pending >= MAX_CHANGES:
-            return "too many changes of this node wait"
         assert connection.proof is not None
-        self._count(connection)
-        self._waiting.append(_Waiting(connection, connection.proof.identity.name, request))
-        self._work.set()
+        waiting = _Waiting(connection, request, connection.proof.identity.name)
+        if not self._accept(waiting, MAX_CHANGES_OF_ONE, MAX_CHANGES):
+            return "too many changes of this node wait"
         return None
 
-    def wake(self) -> None:
-        """Wake the thread, so that it sees `stopping`."""
-        self._work.set()
+    def _rest(self) -> None:
+        self._pace.rests()
 
-    def run(self) -> None:
-        """Work until stopped; requests that still wait then are not carried out."""
-        while not self.stopping.is_set():
-            self._work.wait()
-            self._work.clear()
-            while self._waiting and not self.stopping.is_set():
-                waiting = self._waiting.popleft()
-                self._pace.begin()
-                self._done.append(Done(waiting.connection, waiting.request, self._work_on(waiting)))
-                self._on_done()
-                self._pace.rests()
-
-    def _work_on(self, waiting: _Waiting) -> tuple[api.Reply, None] | Exception:
-        connection, name, request = waiting
-        if connection.ended:
+    def _work_on(self, entry: _Waiting) -> tuple[api.Reply, None]:
+        request = entry.request
+        self._pace.begin()
+        if entry.connection.ended:
             reason = "the connection has ended; nothing was changed"
-            self._note(waiting, "refused", reason)
+            self._note(entry, "refused", reason)
             return api.Failed(request.rid, "BUSY", reason), None
         try:
             reply = self._carry_out(request)
-        except Exception as failure:  # this request's failure; the API answers with it
-            self._note(waiting, "refused", str(failure) or repr(failure))
-            return failure
+        except Exception as failure:
+            self._note(entry, "refused", str(failure) or repr(failure))
+            raise
         if isinstance(reply, api.Failed):
-            self._note(waiting, "refused", reply.reason)
+            self._note(entry, "refused", reply.reason)
         elif isinstance(request.change, api.MembersChange):
-            self._note(waiting, "asked", f"request {request.change.id}")
+            self._note(entry, "asked", f"request {request.change.id}")
         elif not reply.changed:
-            self._note(waiting, "unchanged", reply.file)
+            self._note(entry, "unchanged", reply.file)
         else:
-            self._note(waiting, "checked" if request.version is None else "done", reply.file)
+            self._note(entry, "checked" if request.version is None else "done", reply.file)
         return reply, None
 
     def _note(self, waiting: _Waiting, outcome: str, reason: str) -> None:

@@ -121,7 +121,60 @@ class AnsweringService(Service):
         return found
 
 
-class RangeService(AnsweringService):
+class InOrderService(AnsweringService):
+    """Works on one request at a time, in the order of their arrival.
+
+    An entry begins with a connection and its request.
+    """
+
+    def __init__(
+        self, name: str, backend: ApiBackend, clock: Clock, on_done: Callable[[], None], *,
+        on_failure: OnFailure,
+    ) -> None:  # fmt: skip
+        """Prepare; `on_done` is called from the thread after each request that has an answer."""
+        super().__init__(name, backend, clock, on_done, on_failure=on_failure)
+        self._waiting: deque[tuple[Any, ...]] = deque()
+        self._work = threading.Event()
+
+    def _accept(self, entry: tuple[Any, ...], most_of_one: int, most: int) -> bool:
+        """Take an entry; False if too many wait. Called by the API's thread."""
+        connection = entry[0]
+        if self._of_one.get(connection, 0) >= most_of_one or self.pending >= most:
+            return False
+        self._count(connection)
+        self._waiting.append(entry)
+        self._work.set()
+        return True
+
+    def wake(self) -> None:
+        """Wake the thread, so that it sees `stopping`."""
+        self._work.set()
+
+    def run(self) -> None:
+        """Work until stopped; requests that still wait then get no answer."""
+        while not self.stopping.is_set():
+            self._work.wait()
+            self._work.clear()
+            while self._waiting and not self.stopping.is_set():
+                entry = self._waiting.popleft()
+                answer: tuple[Any, bytes | None] | Exception
+                try:
+                    answer = self._work_on(entry)
+                except Exception as failure:  # this request's failure; the API answers with it
+                    answer = failure
+                self._done.append(Done(entry[0], entry[1], answer))
+                self._on_done()
+                self._rest()
+
+    def _work_on(self, entry: Any) -> tuple[Any, bytes | None]:
+        """Return the reply to the request of an entry, and its payload; may raise."""
+        raise NotImplementedError
+
+    def _rest(self) -> None:
+        """Rest before the next request, if the work itself has not."""
+
+
+class RangeService(InOrderService):
     """Answer AskDigest and AskBytes, one request at a time, in the order of their arrival."""
 
     def __init__(
@@ -134,8 +187,6 @@ class RangeService(AnsweringService):
     ) -> None:
         """Prepare; `on_done` is called from the thread after each request that has an answer."""
         super().__init__("RangeService", backend, clock, on_done, on_failure=on_failure)
-        self._waiting: deque[tuple[Connection, api.RangeQuestion]] = deque()
-        self._work = threading.Event()
 
     # -- called by the API's thread ----------------------------------------------------------------
 
@@ -149,37 +200,15 @@ class RangeService(AnsweringService):
             )
         if isinstance(request, api.AskDigest):
             new_digest(request.algorithm)
-        own = self._of_one.get(connection, 0)
-        if own >= MAX_RANGES_OF_ONE or self.pending >= MAX_RANGES:
+        if not self._accept((connection, request), MAX_RANGES_OF_ONE, MAX_RANGES):
             return "too many digests wait"
-        self._count(connection)
-        self._waiting.append((connection, request))
-        self._work.set()
         return None
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def wake(self) -> None:
-        """Wake the thread, so that it sees `stopping`."""
-        self._work.set()
-
-    def run(self) -> None:
-        """Work until stopped; requests that still wait then get no answer."""
-        while not self.stopping.is_set():
-            self._work.wait()
-            self._work.clear()
-            while self._waiting and not self.stopping.is_set():
-                connection, request = self._waiting.popleft()
-                answer: Answer | Exception
-                try:
-                    answer = self._work_on(connection, request)
-                except Exception as failure:  # this request's failure; the API answers with it
-                    answer = failure
-                self._done.append(Done(connection, request, answer))
-                self._on_done()
-
-    def _work_on(self, connection: Connection, request: api.RangeQuestion) -> Answer:
+    def _work_on(self, entry: tuple[Connection, api.RangeQuestion]) -> Answer:
         """Read the range under one history; again if the history changed meanwhile."""
+        connection, request = entry
         history = self._backend.history()
         while True:
             found = self._read(connection, request) if self._is_readable(request) else None
