@@ -6,7 +6,7 @@
 #   make run CLIENTS=rocketmq   RocketMQ's own Java clients through kill -9 of the master, also with MODE=dledger; about half
 #                       a minute, needs Java 17 and Maven
 #   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
-#   make test           what is proved in one process, and one real thing of each kind, in six workers, 5 minutes or a little more
+#   make test           what is proved in one process, and one real thing of each kind, in six workers, 5 to 7 minutes
 #                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 25 minutes
 #   make test-long      cases of several minutes each with RocketMQ's JVMs that have a shorter twin in make test-all, and each alert

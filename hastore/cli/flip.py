@@ -26,7 +26,6 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.cli.completing import complete_nodes
-from hastore.cli.heir import require_heir
 from hastore.cli.own_node import (
     RolePlace,
     as_node,
@@ -36,6 +35,7 @@ from hastore.cli.own_node import (
     role_place,
 )
 from hastore.cli.promote_wait import Notes, Progress, awaited_nodes, no_new_epoch
+from hastore.cli.successor import require_successor
 from hastore.config.file import config_error, load_config, load_names
 from hastore.config.model import Config, Mode, Role
 from hastore.errors import HastoreError, PromotionRefused, UsageError
@@ -123,7 +123,7 @@ def demote(
     target = _target(path, "demote", remote)
     config, before, place = target.config, target.before, target.place
     if before is not None and before["writable"] and not (flags.accept_loss or leave_no_master):
-        require_heir(config, before)
+        require_successor(config, before)
     if not flags.any:
         place.change(Role.SLAVE)
     elif before is None:

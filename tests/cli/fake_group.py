@@ -6,8 +6,10 @@ import json
 import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 
 from hastore.config.model import Config
@@ -158,3 +160,45 @@ class FakeGroup:
             "config": f"/elsewhere/node{node.number}.yaml" if hidden else str(node.path),
             "store": str(node.store),
         } | node.more  # fmt: skip
+
+
+def scripted(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType
+) -> Callable[..., str]:
+    """Return a function `ask(number, *changes)` that lets a node of three answer what it is told.
+
+    It returns the path of the node's file. Of the changes, to what the master of a sound group
+    says, each answer takes the next one, and the last one counts for ever. `modules` ask nodes and
+    wait: their clock is `ask.clock`, and with each answer the log grows by puts.
+    """
+    fakes = FakeGroup(folder, 3)
+    clock = SimpleNamespace(now=0.0, asked=0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    def ask(number: int, *changes: Status) -> str:
+        due = list(changes)
+        own = fakes[number]
+
+        def answer(_config: Config) -> Status:
+            clock.asked += 1
+            end = 1_000 * clock.asked
+            change = due.pop(0) if len(due) > 1 else due[0]
+            return {
+                "node": number, "cluster": "c", "group": "g", "epoch": 65537, "master": 1,
+                "max_offset": end, "dispatched_offset": end, "config": str(own.path),
+                "role": "SYNC_MASTER", "reason": None, "problems": [], "writable": number == 1,
+                "unclean": False, "acks": 1, "slaves": [], "unlinked": [], "config_pending": [],
+            } | change  # fmt: skip
+
+        for module in modules:
+            monkeypatch.setattr(module, "ask_node", answer)
+        return str(own.path)
+
+    for module in modules:
+        monkeypatch.setattr(
+            module, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
+        )
+    ask.clock = clock  # type: ignore[attr-defined]
+    return ask

@@ -1,52 +1,18 @@
 """When a master that serves may be demoted: another node can take over, or the operator insists."""
 
 import pathlib
-import types
 
 import pytest
 
-from hastore.cli import flip, heir
+from hastore.cli import flip, successor
 from hastore.errors import HastoreError
-from tests.cli.fake_group import FakeGroup
+from tests.cli.fake_group import scripted
 
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
-    """Let the node of a file answer what the test says: `ask(*changes)`, the last one for ever.
-
-    Its clock is that of the waits; with each answer its log grows by puts.
-    """
-    fakes = FakeGroup(tmp_path, 3)
-    clock = types.SimpleNamespace(now=0.0, asked=0)
-
-    def sleep(seconds):
-        clock.now += seconds
-
-    time = types.SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
-    for module in (flip, heir):
-        monkeypatch.setattr(module, "time", time)
-
-    def scripted(number, *changes):
-        due = list(changes)
-        own = fakes[number]
-
-        def answer(config):
-            clock.asked += 1
-            end = 1_000 * clock.asked
-            change = due.pop(0) if len(due) > 1 else due[0]
-            return {
-                "node": number, "cluster": "c", "group": "g", "epoch": 65537, "master": 1,
-                "max_offset": end, "dispatched_offset": end, "config": str(own.path),
-                "role": "SYNC_MASTER", "reason": None, "problems": [], "writable": number == 1,
-                "unclean": False, "acks": 1, "slaves": [], "unlinked": [], "config_pending": [],
-            } | change  # fmt: skip
-
-        for module in (flip, heir):
-            monkeypatch.setattr(module, "ask_node", answer)
-        return str(own.path)
-
-    scripted.clock = clock
-    return scripted
+    """Let the node of a file answer what the test says, see `scripted`."""
+    return scripted(tmp_path, monkeypatch, flip, successor)
 
 
 def slaves(*numbers, in_sync=True):

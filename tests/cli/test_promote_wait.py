@@ -1,6 +1,5 @@
 """What `promote` takes for progress, and what it says while it waits."""
 
-import types
 
 import pytest
 
@@ -8,7 +7,7 @@ from hastore.cli import flip
 from hastore.config.model import Role
 from hastore.errors import PromotionRefused
 from hastore.ha.rules.promotion import replay_refusal
-from tests.cli.fake_group import FakeGroup
+from tests.cli.fake_group import scripted
 
 WAITS = "promotion needs 3 clean nodes and has 2; waiting for node {}"
 PROBLEM = "no new epoch has begun: {}; the node goes on as master of epoch 65537"
@@ -16,39 +15,8 @@ PROBLEM = "no new epoch has begun: {}; the node goes on as master of epoch 65537
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
-    """Let the node of a file answer what the test says: `ask(*changes)`, the last one for ever.
-
-    Its clock is that of the waits; with each answer its log grows by puts.
-    """
-    fakes = FakeGroup(tmp_path, 3)
-    clock = types.SimpleNamespace(now=0.0, asked=0)
-
-    def sleep(seconds):
-        clock.now += seconds
-
-    time = types.SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
-    monkeypatch.setattr(flip, "time", time)
-
-    def scripted(number, *changes):
-        due = list(changes)
-        own = fakes[number]
-
-        def answer(config):
-            clock.asked += 1
-            end = 1_000 * clock.asked
-            change = due.pop(0) if len(due) > 1 else due[0]
-            return {
-                "node": number, "cluster": "c", "group": "g", "epoch": 65537, "master": 1,
-                "max_offset": end, "dispatched_offset": end, "config": str(own.path),
-                "role": "SYNC_MASTER", "reason": None, "problems": [], "writable": number == 1,
-                "unclean": False, "acks": 1, "slaves": [], "unlinked": [], "config_pending": [],
-            } | change  # fmt: skip
-
-        monkeypatch.setattr(flip, "ask_node", answer)
-        return str(own.path)
-
-    scripted.clock = clock
-    return scripted
+    """Let the node of a file answer what the test says, see `scripted`."""
+    return scripted(tmp_path, monkeypatch, flip)
 
 
 def late(path, patience_s=10.0):

@@ -9,7 +9,7 @@ import pytest
 
 from hastore.record import log_walk
 from hastore.record.log_walk import LogWalk
-from tests.repair.kit import FILE_SIZE, Log, blank_of, damages, entries, plain, rot
+from tests.repair.kit import FILE_SIZE, Log, blank_of, damages, entries, plain, rot, with_forged
 
 # Where a part of a record between IPv4 hosts begins; `fill` makes bodies of 4 bytes.
 SEEN = {
@@ -102,22 +102,10 @@ def test_what_the_disk_cannot_read_is_damaged_with_all_items_of_its_pages(log: L
 
 
 def test_a_record_in_a_body_does_not_end_a_walk() -> None:
-    """A client can put anything, also what looks like a record at that offset."""
-    from tests.store.logs import MemoryLog
-
-    outer = MemoryLog(FILE_SIZE)
-    outer.append(body=b"first")
-    base = outer.max_offset + 88 + 20
-    inner = MemoryLog(FILE_SIZE, start=base)
-    inner.append(body=b"forged")
-    forged = bytes(inner.data[base - inner.base :])
-    record = outer.append(body=bytes(20) + forged + bytes(20))
-    last = outer.append(body=b"last")
-    start, end = record.physical_offset, last.physical_offset
-    data = outer.data.ljust(FILE_SIZE, b"\0")
-    log = Log(plain(1).form, data, [(0, start), (start, end), (end, outer.max_offset)], None)
+    log, forged, after = with_forged()
+    start, end = log.items[1]
     log.flip(start + 8)
-    assert damages(log.own()) == [(start, base), (base + len(forged), end)]
+    assert damages(log.own()) == [(start, forged), (after, end)]
 
 
 def test_windows_end_anywhere(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,3 +149,22 @@ def rot(log: Log, chance: random.Random, start: int, end: int) -> None:
             log.data[place] ^= 1 << chance.randrange(8)
     else:
         log.data[at:stop] = bytes(stop - at) if kind == 1 else chance.randbytes(stop - at)
+
+
+def with_forged(epochs: list[tuple[int, int]] | None = None) -> tuple[Log, int, int]:
+    """Return three records, the second with a body that has what looks like a record at its offset.
+
+    And the bytes of that forged record, from and to: a client can put anything.
+    """
+    outer = MemoryLog(FILE_SIZE)
+    outer.append(body=b"first")
+    base = outer.max_offset + 88 + 20
+    inner = MemoryLog(FILE_SIZE, start=base)
+    inner.append(body=b"forged")
+    forged = bytes(inner.data[base - inner.base :])
+    record = outer.append(body=bytes(20) + forged + bytes(20))
+    last = outer.append(body=b"last")
+    start, end = record.physical_offset, last.physical_offset
+    data = outer.data.ljust(FILE_SIZE, b"\0")
+    items = [(0, start), (start, end), (end, outer.max_offset)]
+    return Log(plain(1).form, data, items, epochs), base, base + len(forged)

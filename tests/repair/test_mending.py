@@ -9,7 +9,17 @@ import pytest
 from hastore.ha.rules.epochs import FLOOR_EPOCH
 from hastore.repair import mending
 from hastore.repair.mending import Mended, Mender
-from tests.repair.kit import EPOCH, FILE_SIZE, Log, blank_of, damages, entries, plain, rot
+from tests.repair.kit import (
+    EPOCH,
+    FILE_SIZE,
+    Log,
+    blank_of,
+    damages,
+    entries,
+    plain,
+    rot,
+    with_forged,
+)
 
 
 @pytest.fixture(scope="module")
@@ -191,20 +201,8 @@ def test_a_long_range_goes_through_memory_in_chunks(
 
 
 def test_a_record_in_a_body_does_not_mislead_a_repair() -> None:
-    from tests.store.logs import MemoryLog
-
-    outer = MemoryLog(FILE_SIZE)
-    outer.append(body=b"first")
-    base = outer.max_offset + 88 + 20
-    inner = MemoryLog(FILE_SIZE, start=base)
-    inner.append(body=b"forged")
-    forged = bytes(inner.data[base - inner.base :])
-    record = outer.append(body=bytes(20) + forged + bytes(20))
-    last = outer.append(body=b"last")
-    start, end = record.physical_offset, last.physical_offset
-    data = outer.data.ljust(FILE_SIZE, b"\0")
-    items = [(0, start), (start, end), (end, outer.max_offset)]
-    other = Log(plain(1).form, data, items, [(EPOCH, 0)])
+    other, _, _ = with_forged([(EPOCH, 0)])
+    start, _ = other.items[1]
     log = other.copy()
     log.flip(start + 8)
     (one,) = mended(log, other)

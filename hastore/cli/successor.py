@@ -8,22 +8,22 @@ from hastore.cli.own_node import ask_node, node_name
 from hastore.config.model import Config
 from hastore.errors import HastoreError
 
-HEIR_S = 3.0  # a slave that has just started is in sync within a moment
+SUCCESSOR_S = 3.0  # a slave that has just started is in sync within a moment
 _POLL_S = 0.1
 
 Status = dict[str, Any]
 
 
-def require_heir(config: Config, status: Status) -> None:
+def require_successor(config: Config, status: Status) -> None:
     """Raise HastoreError if no other node can become master once this one is demoted."""
-    end = time.monotonic() + HEIR_S
-    problem = heir_problem(config, status)
+    end = time.monotonic() + SUCCESSOR_S
+    problem = successor_problem(config, status)
     while problem is not None and time.monotonic() < end:
         time.sleep(_POLL_S)
         now = ask_node(config)
         if now is not None and not now["writable"]:
             return
-        problem = problem if now is None else heir_problem(config, now)
+        problem = problem if now is None else successor_problem(config, now)
     if problem is not None:
         raise HastoreError(
             f"{node_name(config)} is the master, and no other node can take over at once: "
@@ -35,7 +35,7 @@ def require_heir(config: Config, status: Status) -> None:
     )
 
 
-def heir_problem(config: Config, master: Status) -> str | None:
+def successor_problem(config: Config, master: Status) -> str | None:
     """Return why no other node could be promoted now; None if one could.
 
     `master` is the status of the node that serves.
