@@ -368,6 +368,15 @@ class Group:
     def __getitem__(self, number: int) -> Node:
         return self._nodes[number]
 
+    def running(self) -> list[Node]:
+        """Return the nodes that run."""
+        return [node for node in self._nodes.values() if node.process is not None]
+
+    def replace(self, gone: Node, new: Node) -> None:
+        """Let a node take the place of one."""
+        del self._nodes[gone.number]
+        self._nodes[new.number] = new
+
     @property
     def bootstrap(self) -> list[str]:
         """The addresses for clients."""

@@ -30,6 +30,8 @@ BODY = os.urandom(BODY_BYTES)
 class KafkaPair:
     """Two brokers on loopback."""
 
+    flags: Sequence[str] = FLAGS  # of the JVMs
+
     def __init__(self, folder: pathlib.Path) -> None:
         """Choose ports; raise NoPeer without Java or confluent-kafka."""
         try:
@@ -93,7 +95,7 @@ class KafkaPair:
     def _java(self, name: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "ab") as log:
             return subprocess.Popen(
-                ["java", *FLAGS, "-cp", self._class_path, *arguments],
+                ["java", *self.flags, "-cp", self._class_path, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -14,16 +14,24 @@ import contextlib
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+import yaml
+
 from benchmarks.bare import BODY
-from benchmarks.common import BODY_BYTES, ROOT, Group, Node, free_ports, wait_until
+from benchmarks.common import (
+    BODY_BYTES,
+    ROOT,
+    Group,
+    Node,
+    free_ports,
+    loopback_addresses,
+    wait_until,
+)
 from benchmarks.kafka import CLUSTER_ID, FLAGS, KafkaPair
 from benchmarks.loads import batched
 from benchmarks.maven import NoPeer
@@ -34,6 +42,7 @@ from hastore.client.producer.producer import Producer
 NODES = 3
 SETTLE_S = 180.0
 TOPIC = "tasks"
+RESTORED = 9  # a number that no node of the group had
 
 
 class Operated:
@@ -41,6 +50,7 @@ class Operated:
 
     name = ""
     note: dict[str, str] = {}  # by task: what was done, or why there is no figure
+    planned_stops = False  # a planned switch leaves a node stopped, which `heal` starts
 
     def __init__(self, folder: pathlib.Path) -> None:
         """Prepare in a folder that is not there yet. Raises NoPeer if the system is missing."""
@@ -76,8 +86,12 @@ class Operated:
         """Start the killed node again; return when all have all messages."""
         raise NotImplementedError
 
+    def lose_disk(self) -> None:
+        """Kill a node that takes no puts, and its disk; return when the others have noticed."""
+        raise NotImplementedError
+
     def empty_disk(self) -> None:
-        """Let a node with an empty disk come in the place of one; return when it has all."""
+        """Let a node with an empty disk come in its place; return when that has all."""
         raise NotImplementedError
 
     def backup(self, target: pathlib.Path) -> None:
@@ -91,6 +105,23 @@ class Operated:
     def close(self) -> None:
         """Kill all processes."""
         raise NotImplementedError
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and reap it."""
+    process.kill()
+    process.wait()
+
+
+def until(right: Callable[[], Any], failure: type[Exception], text: str) -> None:
+    """Wait until a function returns something true; while it fails so, it is not right yet."""
+
+    def found() -> bool:
+        with contextlib.suppress(failure):
+            return bool(right())
+        return False
+
+    wait_until(found, SETTLE_S, text)
 
 
 # ---- hastore
@@ -143,12 +174,12 @@ class Hastore(Operated):
         self._wait_all()
 
     def planned(self) -> None:
-        other = next(node for node in self._running() if node is not self._master())
+        other = next(node for node in self._group.running() if node is not self._master())
         command("flip", "-c", str(other.config), "--to", str(other.number))
 
     def crash(self) -> None:
         self._dead = self._master()
-        heir = next(node for node in self._running() if node is not self._dead)
+        heir = next(node for node in self._group.running() if node is not self._dead)
         self._dead.kill()
         command("promote", "-c", str(heir.config))
 
@@ -159,30 +190,26 @@ class Hastore(Operated):
         self._dead = None
         self._wait_all()
 
-    def empty_disk(self) -> None:
+    def lose_disk(self) -> None:
         master = self._master()
-        gone = next(node for node in self._running() if node is not master)
-        gone.kill()
-        shutil.rmtree(gone.store)
-        number = 1 + max(node.number for node in self._running())
-        number = max(number, NODES + 1)
-        ports = free_ports(3)
-        api, link, http = (f"127.0.0.1:{port}" for port in ports)
-        new = self._folder / f"node{number}.yaml"
-        text = gone.config.read_text().replace(str(gone.store), f"{gone.store}.{number}")
-        new.write_text(text.replace(f"\nnode: {gone.number}\n", f"\nnode: {number}\n"))
-        files = [str(node.config) for node in self._running() if node is not gone]
+        self._dead = next(node for node in self._group.running() if node is not master)
+        self._dead.kill()
+        shutil.rmtree(self._dead.store)
+
+    def empty_disk(self) -> None:
+        master, gone = self._master(), self._dead
+        assert gone is not None
+        (address,) = loopback_addresses(1).values()
+        number = NODES + 1
+        files = [str(node.config) for node in self._group.running()]
+        places = [word for key in ("api", "ha", "http") for word in (f"--{key}", address[key])]
         command(
-            "node", "replace", *files, "--node", str(gone.number), "--by", str(number),
-            "--api", f"tcp://{api}", "--ha", link, "--http", http,
-        )  # fmt: skip
-        settings = _read(master.config) | {
-            "node": number, "role": "SLAVE", "store": {"root": f"{gone.store}.{number}"},
-        }  # fmt: skip
-        node = Node(number, self._folder, settings)
+            "node", "replace", *files, "--node", str(gone.number), "--by", str(number), *places
+        )
+        node = self._new_node(number, master, role="SLAVE")
         node.start()
-        self._group._nodes.pop(gone.number)
-        self._group._nodes[number] = node
+        self._group.replace(gone, node)
+        self._dead = None
         self._wait_all()
         command("promote", "-c", str(master.config))
 
@@ -190,35 +217,33 @@ class Hastore(Operated):
         command("backup", "take", "-c", str(self._master().config), str(target))
 
     def restore(self, target: pathlib.Path) -> None:
-        source = self._group[1] if 1 in self._group._nodes else self._group[2]
-        ports = free_ports(3)
-        api, link, http = (f"127.0.0.1:{port}" for port in ports)
-        number = 9
-        address = {"api": f"tcp://{api}", "ha": link, "http": http}
-        settings = _read(source.config) | {
-            "node": number, "nodes": {number: address}, "role": "ASYNC_MASTER",
-            "store": {"root": str(self._folder / "restored")},
-        }  # fmt: skip
-        node = Node(number, self._folder, settings)
+        nodes = {RESTORED: loopback_addresses(1)[1]}
+        node = self._new_node(RESTORED, self._master(), nodes=nodes, role="ASYNC_MASTER")
+        self._restore(target, node)
+        if node.status()["max_offset"] < 1:
+            raise RuntimeError("the restored node has no message")
+
+    def _new_node(self, number: int, like: Node, **changes: Any) -> Node:
+        """Return a node with an empty store and otherwise the settings of another one's file."""
+        settings = yaml.safe_load(like.config.read_text())
+        own = {"node": number, "store": {"root": str(self._folder / f"new-store{number}")}}
+        return Node(number, self._folder, settings | own | changes)
+
+    def _restore(self, target: pathlib.Path, node: Node) -> None:
         self._more.append(node)
         self._group.close()  # it refuses while another node of the group answers
         command("restore", str(target), "-c", str(node.config), "--as-only", "--accept-loss")
         node.start()
-        if node.status()["max_offset"] < 1:
-            raise RuntimeError("the restored node has no message")
-
-    def _running(self) -> list[Node]:
-        return [node for node in self._group._nodes.values() if node.process is not None]
 
     def _master(self) -> Node:
         def found() -> Node | None:
-            return next((node for node in self._running() if node.status()["writable"]), None)
+            return next((node for node in self._group.running() if node.status()["writable"]), None)
 
         node: Node = wait_until(found, SETTLE_S, "there is no master")
         return node
 
     def _wait_all(self) -> None:
-        due = len(self._running()) - 1
+        due = len(self._group.running()) - 1
 
         def right() -> bool:
             slaves = self._master().status()["slaves"]
@@ -252,7 +277,7 @@ class HastoreDLedger(Hastore):
 
     def planned(self) -> None:
         leader = self._master()
-        other = next(node for node in self._running() if node is not leader)
+        other = next(node for node in self._group.running() if node is not leader)
         command("flip", "-c", str(leader.config), "--to", str(other.number))
 
     def crash(self) -> None:
@@ -266,34 +291,18 @@ class HastoreDLedger(Hastore):
         self._wait_all()
 
     def empty_disk(self) -> None:
-        leader = self._master()
-        gone = next(node for node in self._running() if node is not leader)
-        gone.kill()
-        shutil.rmtree(gone.store)
-        gone.start()
-        self._wait_all()
+        self.heal()
 
     def restore(self, target: pathlib.Path) -> None:
         old = self._group[1]
-        self._group.close()
-        settings = _read(old.config) | {"store": {"root": str(self._folder / "restored")}}
-        node = Node(old.number, self._folder, settings)
-        self._more.append(node)
-        command("restore", str(target), "-c", str(node.config), "--as-only", "--accept-loss")
-        node.start()
+        node = self._new_node(old.number, old)  # only a member may be the one that is left
+        self._restore(target, node)
         wait_until(lambda: node.status()["writable"], SETTLE_S, "the restored node leads nothing")
 
     def _wait_all(self) -> None:
         group = self._group
         assert isinstance(group, QuorumGroup)
         group.wait_in_sync(SETTLE_S)
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    import yaml
-
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
-    return found
 
 
 # ---- RocketMQ
@@ -341,9 +350,11 @@ class Rocket(Operated):
     def heal(self) -> None:
         self._pair.jvms["master"].wait_slaves(1)
 
-    def empty_disk(self) -> None:
+    def lose_disk(self) -> None:
         self._pair.jvms.pop("slave").kill()
         shutil.rmtree(self._pair.root("slave"))
+
+    def empty_disk(self) -> None:
         self._pair.jvm("slave")
         self._pair.begin_broker("slave")
         self._pair.jvms["slave"].finish()
@@ -360,6 +371,8 @@ class Kafka(KafkaPair, Operated):
     """Three brokers, each a controller too; three copies, `min.insync.replicas: 2`, `acks=all`."""
 
     name = "Kafka"
+    planned_stops = True
+    flags = tuple(one.replace("1g", "512m") for one in FLAGS)
     note = {
         "planned": "a clean stop of the leader's broker",
         "crash": "nothing: the controllers choose another leader",
@@ -422,22 +435,8 @@ class Kafka(KafkaPair, Operated):
         file = self.folder / f"broker{number}.properties"
         self._brokers[str(number)] = self._java(f"broker {number}", ["kafka.Kafka", str(file)])
 
-    def _java(self, name: str, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
-        flags = [one.replace("1g", "512m") for one in FLAGS]
-        with open(self.folder / f"{name}.log", "ab") as log:
-            return subprocess.Popen(
-                ["java", *flags, "-cp", self._class_path, *arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
-                start_new_session=True,
-            )  # fmt: skip
-
     def _until(self, right: Callable[[], bool]) -> None:
-        def found() -> bool:
-            with contextlib.suppress(self._client.KafkaException):
-                return right()
-            return False
-
-        wait_until(found, SETTLE_S, "Kafka does not get there")
+        until(right, self._client.KafkaException, "Kafka does not get there")
 
     def send(self) -> None:
         failures, note = self._noting()
@@ -473,25 +472,22 @@ class Kafka(KafkaPair, Operated):
 
     def crash(self) -> None:
         self._dead = self._partition().leader
-        process = self._brokers.pop(str(self._dead))
-        process.kill()
-        process.wait()
+        end(self._brokers.pop(str(self._dead)))
 
     def heal(self) -> None:
         self._begin(self._dead)
         self._wait_all()
 
-    def empty_disk(self) -> None:
+    def lose_disk(self) -> None:
         leader = self._partition().leader
-        number = next(n for n in self._at if n != leader)
-        process = self._brokers.pop(str(number))
-        process.kill()
-        process.wait()
-        shutil.rmtree(self.folder / f"store{number}")
+        self._dead = next(number for number in self._at if number != leader)
+        end(self._brokers.pop(str(self._dead)))
+        shutil.rmtree(self.folder / f"store{self._dead}")
         self._until(lambda: len(self._partition().isrs) == NODES - 1)
-        self._format(number)
-        self._begin(number)
-        self._wait_all()
+
+    def empty_disk(self) -> None:
+        self._format(self._dead)
+        self.heal()
 
 
 # ---- NATS JetStream
@@ -603,32 +599,34 @@ class Nats(Operated):
 
     def crash(self) -> None:
         self._dead = self._leader()
-        self._kill(self._dead)
-
-    def _kill(self, number: int) -> None:
-        process = self._processes.pop(number)
-        process.kill()
-        process.wait()
+        end(self._processes.pop(self._dead))
 
     def heal(self) -> None:
         self._begin(self._dead)
         self._wait_all()
 
-    def empty_disk(self) -> None:
+    def lose_disk(self) -> None:
         leader = self._leader()
-        number = next(n for n in self._at if n != leader)
-        self._kill(number)
-        shutil.rmtree(self._folder / str(number))
-        self._begin(number)
-        time.sleep(1.0)  # until the leader has noticed: it reports a dead one as current before
-        self._wait_all()
+        self._dead = next(number for number in self._at if number != leader)
+        end(self._processes.pop(self._dead))
+        shutil.rmtree(self._folder / str(self._dead))
+
+        def noticed() -> bool:
+            others = {one.name: one for one in self._cluster().replicas or []}
+            lost = others.get(f"n{self._dead}")
+            return lost is None or bool(lost.offline) or not lost.current
+
+        wait_until(noticed, SETTLE_S, "the leader takes the dead server for current")
+
+    def empty_disk(self) -> None:
+        self.heal()
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self._do(self._client.close(), 5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        for number in list(self._processes):
-            self._kill(number)
+        for process in self._processes.values():
+            end(process)
 
 
 async def _ignore(*_: Any) -> None:
@@ -685,12 +683,7 @@ class Redis(Operated):
         self._until(lambda: self._clients[number].ping())
 
     def _until(self, right: Callable[[], Any]) -> None:
-        def found() -> bool:
-            with contextlib.suppress(self._redis.exceptions.RedisError):
-                return bool(right())
-            return False
-
-        wait_until(found, SETTLE_S, "Redis does not get there")
+        until(right, self._redis.exceptions.RedisError, "Redis does not get there")
 
     def start(self) -> None:
         for number in range(1, NODES + 1):
@@ -740,9 +733,7 @@ class Redis(Operated):
 
     def crash(self) -> None:
         self._dead = self._master
-        process = self._processes.pop(self._dead)
-        process.kill()
-        process.wait()
+        end(self._processes.pop(self._dead))
         heir, *others = self._processes
         self._clients[heir].replicaof("NO", "ONE")
         for one in others:
@@ -753,17 +744,16 @@ class Redis(Operated):
         self._begin(self._dead, self._master)
         self._wait_all()
 
-    def empty_disk(self) -> None:
-        number = next(n for n in self._processes if n != self._master)
-        process = self._processes.pop(number)
-        process.kill()
-        process.wait()
-        shutil.rmtree(self._folder / str(number))
+    def lose_disk(self) -> None:
+        self._dead = next(number for number in self._processes if number != self._master)
+        end(self._processes.pop(self._dead))
+        shutil.rmtree(self._folder / str(self._dead))
         self._until(
             lambda: self._clients[self._master].info("replication")["connected_slaves"] == NODES - 2
         )
-        self._begin(number, self._master)
-        self._wait_all()
+
+    def empty_disk(self) -> None:
+        self.heal()
 
     def backup(self, target: pathlib.Path) -> None:
         target.mkdir()
@@ -780,14 +770,11 @@ class Redis(Operated):
         shutil.copy(target / "dump.rdb", home)
         self._begin(number, None, "--appendonly", "no")
         self._until(lambda: self._clients[number].xlen(TOPIC) > 0)
-        process = self._processes.pop(number)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        end(self._processes.pop(number))
 
     def close(self) -> None:
         for process in self._processes.values():
-            process.kill()
-            process.wait()
+            end(process)
         self._processes.clear()
 
 

@@ -59,10 +59,6 @@ class QuorumGroup(Group):
         for number in numbers:
             self._nodes[number].wait_ready()
 
-    def running(self) -> list[Node]:
-        """Return the nodes that run."""
-        return [node for node in self._nodes.values() if node.process is not None]
-
     def leader(self) -> Node:
         """Wait until a node takes puts, and return it."""
 

@@ -103,11 +103,12 @@ def run_system(system: Operated, folder: pathlib.Path, size: int) -> dict[str, f
     """Do all tasks once; return their seconds."""
     found: dict[str, float] = {"start": timed(system.start)}
     found["planned"], found["planned_whole"] = pause(system, system.planned)
-    if system.name == "Kafka":  # its leader's broker was stopped
+    if system.planned_stops:
         system.heal()
     found["crash"] = pause(system, system.crash)[0]
     system.heal()
     system.fill(size)
+    system.lose_disk()
     found["empty_disk"] = timed(system.empty_disk)
     target = folder / "backup"
     with contextlib.suppress(NotImplementedError):
