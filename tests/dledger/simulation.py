@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.core.election import TENURE_MOST
 from hastore.dledger.core.events import (
     OUTCOMES,
     ChangeMembers,
@@ -1048,7 +1049,10 @@ class World:
             self.heal()
         elif preferred is not None and preferred in self._led()[0].disk.members:
             node = self.nodes[preferred]
-            if not self.run(self.now + 30_000.0, lambda: node.role is Role.LEADER):
+            # A leader that soon led again stays for the longest tenure before it hands over.
+            longest_ms = TENURE_MOST * self.plan.settings.election_timeout_ms
+            until_ms = self.now + longest_ms + 30_000.0
+            if not self.run(until_ms, lambda: node.role is Role.LEADER):
                 raise Violation(f"node {preferred} is preferred and does not lead")
             self.heal()
         leader, term, _ = self._led()

@@ -196,6 +196,8 @@ final class ClientOperations {
         consumer.setPullThresholdForQueue(20_000);
         consumer.setConsumeThreadMin(2);
         consumer.setConsumeThreadMax(2);
+        // The position follows after the listener has returned: wait for that before it is stored.
+        consumer.setAwaitTerminationMillisWhenShutdown(30_000);
         Map<String, String> seen = new ConcurrentHashMap<>();
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {
