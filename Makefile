@@ -27,6 +27,7 @@
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
 #                       commands of administrators, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n)
+#   make planted        each planted mistake of both modes, and after how many walks it is caught (SEEDS=n: at most so many)
 #   make dledger-faults what the real DLedger does wrong, each fault provoked in its servers, 1 to 5 minutes (Java 17, Maven)
 #   make torture-rocketmq   200 cycles of flips, kills, hangs and partitions under RocketMQ's own clients, half of them in each
 #                       mode; about 15 minutes (CYCLES=n, SEED=n; MODE=dledger: that mode alone)
@@ -52,6 +53,7 @@ CYCLES ?= 500
 SECONDS ?= 600
 SEED ?= 0
 ONLY ?=
+SEEDS ?= 20000
 MARKDOWN ?=
 TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
 TORTURE_dledger := tests/torture/test_dledger.py
@@ -78,7 +80,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark planted dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -140,6 +142,9 @@ torture-rocketmq: $(VENV)/.dev
 torture-spark: $(VENV)/.dev
 	HASTORE_SPARK_CYCLES=$(if $(filter file,$(origin CYCLES)),100,$(CYCLES)) HASTORE_SPARK_SEED=$(SEED) \
 		$(BIN)/python -m pytest -q -s tests/spark/torture $(PYTEST_ARGS)
+
+planted: $(VENV)/.dev
+	$(BIN)/python -m tests.planted_table --seeds $(SEEDS)
 
 dledger-faults: $(VENV)/.dev
 	HASTORE_DLEDGER_FAULTS=1 $(BIN)/python -m pytest -q -rA tests/interop/test_dledger_faults.py $(PYTEST_ARGS)
