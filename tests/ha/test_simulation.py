@@ -43,7 +43,7 @@ QUICK = (
     "stale_progress", "dropped_at_once", "hidden_for_ever", "written_left_out", "floor_shared",
     "unclean_counted", "acks_at_once", "ends_unstated", "ends_unconfirmed", "ends_in_part",
     "fence_blocked", "waits_blocked", "waits_superseded", "own_for_many", "own_below_start",
-    "own_unwritten",
+    "own_unwritten", "below_start",
 )  # fmt: skip
 # Where the hunt for a mistake begins that the first walks do not meet.
 STARTS = {"unclean_counted": 180, "acks_at_once": 660}
@@ -51,6 +51,7 @@ STARTS = {"unclean_counted": 180, "acks_at_once": 660}
 DIRECTED = {
     "dropped_at_once": a_left_out_entry_outlives_a_rewind,
     "hidden_for_ever": functools.partial(walk, 1007109, classic="same"),
+    "below_start": a_slave_has_a_part_of_an_older_tail,
     "own_below_start": a_slave_has_a_part_of_an_older_tail,
     "own_unwritten": a_master_loses_what_it_had_not_synced,
     "ends_unconfirmed": functools.partial(a_statement_is_cut_by_a_failover, 0),
