@@ -12,6 +12,10 @@ import random
 
 import pytest
 
+from tests.ha.directed_walks import (
+    a_master_counts_what_it_has_not_synced,
+    a_node_restarts_twice_after_a_power_loss,
+)
 from tests.ha.planted import BUGS, planted
 from tests.ha.sim_queues import walk_with_queues
 from tests.ha.simulation import Violation, walk
@@ -43,7 +47,7 @@ QUICK = (
     "stale_progress", "dropped_at_once", "hidden_for_ever", "written_left_out", "floor_shared",
     "unclean_counted", "acks_at_once", "ends_unstated", "ends_unconfirmed", "ends_in_part",
     "fence_blocked", "waits_blocked", "waits_superseded", "own_for_many", "own_below_start",
-    "own_unwritten", "below_start",
+    "own_unwritten", "below_start", "own_unflushed", "unclean_forgotten",
 )  # fmt: skip
 # Where the hunt for a mistake begins that the first walks do not meet.
 STARTS = {"unclean_counted": 180, "acks_at_once": 660}
@@ -52,6 +56,8 @@ DIRECTED = {
     "dropped_at_once": a_left_out_entry_outlives_a_rewind,
     "hidden_for_ever": functools.partial(walk, 1007109, classic="same"),
     "below_start": a_slave_has_a_part_of_an_older_tail,
+    "own_unflushed": a_master_counts_what_it_has_not_synced,
+    "unclean_forgotten": a_node_restarts_twice_after_a_power_loss,
     "own_below_start": a_slave_has_a_part_of_an_older_tail,
     "own_unwritten": a_master_loses_what_it_had_not_synced,
     "ends_unconfirmed": functools.partial(a_statement_is_cut_by_a_failover, 0),
