@@ -42,6 +42,12 @@ The commands end with exit code 1 for every error that has no other code here.
 
 from enum import StrEnum
 
+import msgspec
+
+# What msgspec raises for bytes that are not what was expected: of another form or type, with text
+# that is not UTF-8, or nested too deeply. Who decodes bytes of a peer or a disk catches all three.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 class Status(StrEnum):
     """The outcome of a put, as it is written on the wire and in JSON."""

@@ -200,6 +200,18 @@ def test_no_failure_is_swallowed():
     )
 
 
+def test_whoever_decodes_catches_all_that_unreadable_bytes_raise():
+    """Else a byte that is not UTF-8, or deep nesting, ends the thread of whoever reads it."""
+    check(
+        f"{where(path, node.lineno)}: except {names}: write UNREADABLE (hastore/errors.py)"
+        for path in MODULES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ExceptHandler) and node.type is not None
+        if "msgspec.DecodeError" in (names := ast.unparse(node.type))
+        if not ("UnicodeDecodeError" in names and "RecursionError" in names)
+    )
+
+
 def evaluates(node):
     """Return what turns text into code or objects: a call of eval, or an unsafe YAML loader."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import msgspec
 import xxhash
 
-from hastore.errors import CorruptRecordError
+from hastore.errors import UNREADABLE, CorruptRecordError
 from hastore.ha.node.node_state import Durable
 from hastore.ha.rules.epochs import epoch_node
 
@@ -148,7 +148,7 @@ def decode_manifest(raw: bytes) -> Manifest:
             if folder not in (LOG, STATE) or "/" in file_name or file_name in ("", ".", ".."):
                 raise CorruptRecordError(f"it names {name!r}, which no backup has")
         return manifest
-    except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+    except UNREADABLE as failure:
         raise CorruptRecordError(f"it is no manifest of hastore: {failure}") from failure
 
 

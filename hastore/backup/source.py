@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from hastore.config.model import Config, Mode, StoreKind
-from hastore.errors import StoreError, UsageError
+from hastore.errors import UNREADABLE, StoreError, UsageError
 from hastore.fs.filesystem import REAL, File, FileSystem
 from hastore.ha.node.node_state import Durable
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH, common_point
@@ -107,7 +107,7 @@ class Source:
             try:
                 # After the limits: a history may know more epochs than they cover, never fewer.
                 node = msgspec.json.decode(self._fs.read_bytes(path), type=Durable)
-            except msgspec.DecodeError as failure:
+            except UNREADABLE as failure:
                 raise StoreError(
                     f"{path} cannot be read: {failure}; start the node: it says what is wrong"
                 ) from failure

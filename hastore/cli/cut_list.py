@@ -8,7 +8,7 @@ import msgspec
 
 from hastore.cli.own_node import ask_node, refuse_other_file
 from hastore.config.model import Config, StoreKind
-from hastore.errors import StoreError
+from hastore.errors import UNREADABLE, StoreError
 from hastore.fs.filesystem import REAL
 from hastore.store.cuts import CutList, cuts_path
 
@@ -31,7 +31,7 @@ def find_cuts(config: Config, path: str, command: str) -> tuple[Found, bool]:
         found = msgspec.json.decode(REAL.read_bytes(file), type=CutList)
     except FileNotFoundError:
         return [], False
-    except (OSError, msgspec.DecodeError) as failure:
+    except (OSError, *UNREADABLE) as failure:
         raise StoreError(
             f"{file} cannot be read: {failure}; read it as the node's user, or, if it is damaged, "
             "restart the node, which puts it aside"

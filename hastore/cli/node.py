@@ -352,7 +352,7 @@ def _may_be_nodes(path: str) -> bool:
     text = REAL.read_bytes(path).decode(errors="replace")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, ValueError):
         return re.search("^nodes *:", text, re.MULTILINE) is not None
     return isinstance(root, yaml.MappingNode) and any(key.value == "nodes" for key, _ in root.value)
 

@@ -26,7 +26,7 @@ from hastore.cli.own_node import ask_node, node_name
 from hastore.cli.rescued_resend import resend_command
 from hastore.config.file import load_config
 from hastore.config.model import Config, StoreKind
-from hastore.errors import HastoreError, StoreError, UsageError
+from hastore.errors import UNREADABLE, HastoreError, StoreError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked
 from hastore.store.cuts import Dismissal, dismissal_path
@@ -133,7 +133,7 @@ def _ask(config: Config, wanted: set[int]) -> None:
                 wanted = wanted | set(earlier.ids)
             except FileNotFoundError:
                 pass  # the node has just taken it
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 raise StoreError(f"{path} is no request of hastore: {error}; remove it") from error
         request = Dismissal(ids=tuple(sorted(wanted)), by=f"{_user()} (uid {os.getuid()})")
         REAL.replace_bytes(path, msgspec.json.encode(request))

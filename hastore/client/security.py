@@ -139,7 +139,7 @@ def read_security(path: str) -> Security:
         ) from failure
     try:
         found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as failure:
+    except (yaml.YAMLError, RecursionError, ValueError) as failure:  # ValueError: no such date
         raise ConfigError(f"{path}: is not valid YAML; correct it") from failure
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: has no keys; write tls_ca, identity, key_file and so on")

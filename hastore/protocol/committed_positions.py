@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from hastore.errors import CorruptRecordError
+from hastore.errors import UNREADABLE, CorruptRecordError
 from hastore.protocol.api import Int64, Name, Position, QueueId
 
 # The group and the topic of a position that is no group's: its queue offset is the end of a
@@ -77,7 +77,7 @@ def decode_commit(raw: bytes) -> CommitBody:
     """Decode a record's body; CorruptRecordError when it is not a commit."""
     try:
         return _decoder.decode(raw)
-    except msgspec.DecodeError as error:  # or its subclass ValidationError
+    except UNREADABLE as error:  # or its subclass ValidationError
         raise CorruptRecordError(f"not a commit of positions: {error}") from error
 
 

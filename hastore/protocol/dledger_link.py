@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hastore.errors import ProtocolError
+from hastore.errors import UNREADABLE, ProtocolError
 from hastore.protocol.dledger import INT64_MAX, AppendRequest, Message, check_message, check_range
 from hastore.protocol.ha_link import (
     HEADER,
@@ -64,7 +64,7 @@ def decode_message(payload: bytes | memoryview) -> Message:
     """Return the message in `payload`; ProtocolError names what is wrong."""
     try:
         message = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"not a message of a DLedger node: {error}") from error
     check_message(message)
     if isinstance(message, AppendRequest):

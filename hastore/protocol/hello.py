@@ -48,7 +48,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from hastore.errors import AuthenticationError, ProtocolError
+from hastore.errors import UNREADABLE, AuthenticationError, ProtocolError
 
 VERSION = 1
 # A RocketMQ slave's report is never negative, so the sign bit tells a HELLO from a report.
@@ -296,7 +296,7 @@ def decode_hello(payload: bytes) -> Hello:
     """Return the HELLO in `payload`; ProtocolError names what is wrong."""
     try:
         hello = _hello_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"not a HELLO: {error}") from error
     _check_hello(hello)
     return hello
@@ -311,7 +311,7 @@ def decode_answer(payload: bytes) -> Answer:
     """Return the answer in `payload`; ProtocolError names what is wrong."""
     try:
         return _answer_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"not an answer to a HELLO: {error}") from error
 
 

@@ -106,7 +106,7 @@ def queue_ends_in(topic: str, sys_flag: int, properties: bytes) -> QueueEnds | N
                 for queue_id, next_offset in queues.items()
             ),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # a form of a later version
     return found if _is_sound(found) else None
 

@@ -23,7 +23,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from hastore.errors import MessageIllegalError
+from hastore.errors import UNREADABLE, MessageIllegalError
 from hastore.record.codec import NO_HOST, build_record
 from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.properties import check_topic, find_property
@@ -228,7 +228,7 @@ def change_in(properties: bytes) -> TopicChange | None:
         return None
     try:
         change = _decoder.decode(text)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None  # a form of a later version
     return None if (change.config is None) == (change.deleted is None) else change
 
@@ -297,7 +297,7 @@ def decode_topics(raw: bytes) -> SavedTopics | None:
         return None
     try:
         saved = _saved_decoder.decode(text)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     if saved.version != _VERSION:
         return None

@@ -12,7 +12,7 @@ import threading
 import msgspec
 
 from hastore.config.model import Config, Role
-from hastore.errors import StoreBrokenError
+from hastore.errors import UNREADABLE, StoreBrokenError
 from hastore.fs.filesystem import FileSystem
 
 WITHOUT = -1
@@ -47,7 +47,7 @@ class RegistryMemory:
             return
         try:
             self._data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Remembered)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise StoreBrokenError(
                 f"{self._path} is damaged ({error}); remove it, and set `role` in the node's file "
                 "to the role with which the node shall start while ZooKeeper is out of reach"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import CorruptRecordError, Status, StoreError
+from hastore.errors import UNREADABLE, CorruptRecordError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import (
@@ -255,7 +255,7 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
     first, _, body = raw.partition(b"\n")
     try:
         head = msgspec.json.decode(first, type=_Head)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CorruptRecordError(f"its first line is unreadable: {error}") from error
     if head.version != _VERSION:
         raise CorruptRecordError(f"its version {head.version} is unknown")

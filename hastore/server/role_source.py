@@ -23,7 +23,7 @@ from hastore.clock import Clock
 from hastore.config.checks import Places, check_config
 from hastore.config.file import config_error, parse_config
 from hastore.config.model import Config, Mode, NodeAddress, Role
-from hastore.errors import ConfigError, UsageError
+from hastore.errors import UNREADABLE, ConfigError, UsageError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.promoter import Flags
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
@@ -145,7 +145,7 @@ class OneShotFlags:
             return None
         try:
             found = msgspec.json.decode(self._fs.read_bytes(self._path), type=OneShotFile)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             log.error("%s is removed: it is not a file of `hastore promote`: %s", self._path, error)
             self._remove()
             return None

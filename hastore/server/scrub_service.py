@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from hastore.clock import Clock
-from hastore.errors import HastoreError, StoreError, UsageError
+from hastore.errors import UNREADABLE, HastoreError, StoreError, UsageError
 from hastore.fs.filesystem import FileSystem
 from hastore.record.log_walk import Damage, LogWalk
 from hastore.repair.mending import Mended
@@ -388,7 +388,7 @@ class ScrubService(Service):
         try:
             if self._fs.exists(self._path):
                 self._now = msgspec.json.decode(self._fs.read_bytes(self._path), type=Progress)
-        except (OSError, msgspec.DecodeError) as failure:
+        except (OSError, *UNREADABLE) as failure:
             log.warning("%s: %s; the log is scrubbed from its begin", self._path, failure)
             return
         self._take({start: Damage(start, end, why) for start, end, why in self._now.damages})

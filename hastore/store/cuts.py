@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from hastore.clock import Clock
+from hastore.errors import UNREADABLE
 from hastore.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class Cuts:
             return
         try:
             self._list = msgspec.json.decode(self._fs.read_bytes(path), type=CutList)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             aside = f"{path}.damaged"
             self._damaged = (
                 f"{path} cannot be read: {error}; it is {aside} now: it says which messages were "
@@ -174,7 +175,7 @@ class Cuts:
             return
         try:
             wanted = msgspec.json.decode(self._fs.read_bytes(path), type=Dismissal)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             log.error("%s is removed: it is no request of hastore: %s", path, error)
             wanted = Dismissal(ids=(), by="")
         except OSError as failure:

@@ -39,7 +39,7 @@ import msgspec
 
 from hastore.clock import Clock
 from hastore.dledger.core.events import listed
-from hastore.errors import HastoreError
+from hastore.errors import UNREADABLE, HastoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.protocol.dledger import MemberSet
 
@@ -162,7 +162,7 @@ class RequestFile:
         fs.sync_dir(self._path.rpartition("/")[0])
         try:
             found = msgspec.json.decode(fs.read_bytes(taken, FILE_BYTES_MAX), type=AdminRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             log.error("%s is removed: it is not a file of `hastore dledger`: %s", self._path, error)
             found = None
         fs.remove(taken)

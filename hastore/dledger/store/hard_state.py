@@ -14,7 +14,7 @@ import logging
 import msgspec
 
 from hastore.dledger.core.events import HardState
-from hastore.errors import StoreBrokenError
+from hastore.errors import UNREADABLE, StoreBrokenError
 from hastore.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class HardStateFiles:
                 votes = msgspec.json.decode(
                     fs.read_bytes(self._votes_path, _MAX_BYTES), type=_Votes
                 )
-            except msgspec.DecodeError as failure:
+            except UNREADABLE as failure:
                 raise StoreBrokenError(
                     f"{self._votes_path} is damaged ({failure}): write"
                     ' {"version": 1, "remembers": false} there; the node then neither votes nor'

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hastore.config.model import Role
-from hastore.errors import StoreBrokenError
+from hastore.errors import UNREADABLE, StoreBrokenError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.rules.epochs import EpochEntry, History, keep_until, last_epoch, prune
 
@@ -115,7 +115,7 @@ class NodeState:
             return
         try:
             data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Durable)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise StoreBrokenError(
                 f"{self._path}: not the state of a node ({error}); a node without its state must "
                 "come back with an empty store and under a new `node` number"

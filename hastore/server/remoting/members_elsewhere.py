@@ -18,6 +18,7 @@ from functools import partial
 
 import msgspec
 
+from hastore.errors import UNREADABLE
 from hastore.protocol.remoting import Answer, Code, Frame
 from hastore.server.remoting.door import Door
 
@@ -109,7 +110,7 @@ class MembersElsewhere:
                 if answer.code == Answer.SUCCESS:
                     ids = msgspec.json.decode(answer.body, type=_IdList).consumerIdList
                 question.ids = (question.ids or frozenset()).union(ids)
-            except msgspec.DecodeError as failure:
+            except UNREADABLE as failure:
                 log.warning("node %d answers what is no list of client ids: %s", node, failure)
         if not question.asked and not question.to_ask:
             self._end(group, question)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hastore.config.model import Config
-from hastore.errors import MessageIllegalError
+from hastore.errors import UNREADABLE, MessageIllegalError
 from hastore.protocol.api import Put
 from hastore.protocol.group_note import OtherBroker
 from hastore.protocol.remoting import Answer, Code, Frame, encode_body
@@ -238,7 +238,7 @@ class Readers:
         try:
             table = msgspec.json.decode(answer.body, type=_ClusterInfo).brokerAddrTable
             nodes = frozenset(map(int, table[self._group].brokerAddrs))
-        except (KeyError, ValueError, msgspec.DecodeError):
+        except (KeyError, ValueError, *UNREADABLE):
             return  # the routes name what this node knows
         if MASTER_ID in nodes:  # else that node is not the master any more
             self._nodes, self._heard_ms = nodes - {MASTER_ID}, self._clock.monotonic_ms()

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from hastore.errors import MessageIllegalError
+from hastore.errors import UNREADABLE, MessageIllegalError
 from hastore.protocol.remoting import Answer, Code, encode_body
 from hastore.record.delays import RETRY_PREFIX
 from hastore.record.topic_records import MAX_QUEUES, OWN_PREFIX, TopicConfig
@@ -203,7 +203,7 @@ def _decoded(config: TopicConfig) -> GroupSettings | None:
     """Return the settings that a topic keeps; None without any, or of a later version."""
     try:
         return _one.decode(config.attributes.get(ATTRIBUTE, ""))
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 

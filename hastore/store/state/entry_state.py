@@ -22,7 +22,7 @@ import threading
 
 import msgspec
 
-from hastore.errors import StoreBrokenError
+from hastore.errors import UNREADABLE, StoreBrokenError
 from hastore.fs.filesystem import FileSystem
 
 _VERSION = 1
@@ -57,7 +57,7 @@ class EntryState:
             raw = self._fs.read_bytes(self._path, 1 << 16)
             try:
                 self.now = msgspec.json.decode(raw, type=EntryFacts)
-            except msgspec.DecodeError as failure:
+            except UNREADABLE as failure:
                 raise StoreBrokenError(
                     f"{self._path} is damaged ({failure}): remove it, and do not put back an older"
                     " one; the index of the entries is then built anew from the log, and the node's"
