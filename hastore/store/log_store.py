@@ -906,9 +906,9 @@ class LogStore:
         fs, root = self._fs, self._root
         fs.make_dirs(folder)
         # Limits and replay's progress are reset first: if a crash interrupts the moves, the next
-        # start reads the log that it finds from the beginning.
+        # start reads the log that it finds from its beginning, which may lie inside a file.
         self.times_cut += 1
-        self._limits.restart(0)
+        self._limits.restart(self.log.min_offset)
         self.replay.reset(0)
         self.log.queue.release()
         for moved in self._moved():
@@ -917,6 +917,7 @@ class LogStore:
                 fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
         fs.sync_dir(folder)
         fs.sync_dir(root)
+        self._limits.restart(0)
         fs.make_dirs(self.log.directory)
         self._restart(0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from hastore.config.model import RetentionConfig
 from hastore.errors import StoreError, StoreFullError, UsageError
-from hastore.fs.filesystem import REAL, RealFile
+from hastore.fs.filesystem import REAL, RealFile, RealFileSystem
 from hastore.record.codec import check_record, decode_record
 from hastore.security.audit_log import AuditLog
 from hastore.server.callbacks import connect_audit
@@ -338,6 +338,34 @@ def test_a_log_may_begin_inside_its_first_file(tmp_path: Path) -> None:
     assert not any(read_log(copy)[:start])
     with opened(copy_empty) as store:
         assert (store.min_offset, store.max_offset) == (start, start)
+
+
+def test_a_crash_before_a_log_is_set_aside_leaves_it_though_it_begins_inside_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "m") as master:
+        start = fill(master, 100)[20]
+        with master.view(start, FILE_SIZE) as view:
+            data = bytes(view)
+    copies: list[str] = []
+    rename = RealFileSystem.rename
+    with opened(tmp_path / "s") as store:
+        store.begin_at(start)
+        store.append_replica(start, data)
+        store.flush()
+        found = bodies(store)
+
+        def copy_first(fs: RealFileSystem, source: str, target: str) -> None:
+            if source.endswith("/commitlog"):
+                copies.append(crash_copy(store, tmp_path / "c"))
+            rename(fs, source, target)
+
+        monkeypatch.setattr(RealFileSystem, "rename", copy_first)
+        store.set_aside("resync-1")
+        assert (store.min_offset, store.max_offset) == (0, 0)
+    with opened(copies[0]) as store:
+        assert (store.min_offset, store.max_offset) == (start, start + len(data))
+        assert bodies(store) == found
 
 
 def test_set_aside_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
