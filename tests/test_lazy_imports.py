@@ -9,7 +9,10 @@ import sys
 
 import pytest
 
-OPTIONAL = {"kazoo", "zmq", "cryptography", "pyspark", "pyarrow", "deltalake", "matplotlib"}
+OPTIONAL = {
+    *("kazoo", "zmq", "cryptography", "pyspark", "pyarrow", "deltalake", "pyiceberg"),
+    "matplotlib",
+}
 SLOW = {"numpy", "ruamel", "asyncio", "h11", "ssl", "yaml", "lark"}
 PRINT = "import sys, {}; print(*{{name.partition('.')[0] for name in sys.modules}})"
 NODE = {"h11", "ssl", "yaml"}

@@ -30,7 +30,7 @@ _PARTITIONS = [pa.field("topic", pa.string()), pa.field("date", pa.date32())]
 
 
 class DeltaTarget(Target):
-    """A Delta table that this process has locked; set `schema`, of the files, before a commit."""
+    """A Delta table that this process has locked; call `prepare` before a commit."""
 
     flat = True
 
@@ -47,6 +47,11 @@ class DeltaTarget(Target):
             ) from missing
         super().__init__(path, "export --format delta")
         self.schema: pa.Schema | None = None
+
+    def prepare(self, schema: pa.Schema) -> pa.Schema | None:
+        """Learn the schema of the files; topic and date are in the table's log."""
+        self.schema = schema
+        return None
 
     def commit(
         self,

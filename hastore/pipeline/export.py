@@ -10,11 +10,13 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, Self
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from hastore.errors import StoreFullError
+from hastore.errors import StoreFullError, UsageError
 from hastore.pipeline.delta import DeltaTarget
 from hastore.pipeline.export_options import INFER, check_options, shape_of, take_over
 from hastore.pipeline.export_options import ExportOptions as ExportOptions
@@ -50,6 +52,51 @@ from hastore.spark.read.planning import open_backend, select
 from hastore.spark.worker import interrupted_later
 
 
+class ExportTarget(Protocol):
+    """Where an export writes, and what it has committed there."""
+
+    state: dict[str, Any]  # of the last commit
+    flat: bool
+    in_place: bool
+
+    @property
+    def path(self) -> Path | str:
+        """Return the name of the target for people."""
+        ...
+
+    @property
+    def root(self) -> str:
+        """Return where the tasks write, after `prepare`: a path, or s3://BUCKET/FOLDER."""
+        ...
+
+    @property
+    def staging_name(self) -> str:
+        """Return the folder in it where they write."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def look(self) -> dict[str, Any]:
+        """Return the state of the last commit, and change nothing; {} without a commit."""
+        ...
+
+    def prepare(self, schema: pa.Schema) -> pa.Schema | None:
+        """Learn the schema of the files; return that of files with topic and date in them."""
+        ...
+
+    def commit(
+        self,
+        state: Mapping[str, Any],
+        files: Sequence[StagedFile],
+        *,
+        removed: Sequence[str] = (),
+    ) -> None:
+        """Make files visible and the state durable, as one step that no crash divides."""
+        ...
+
+
 @dataclass(frozen=True)
 class ExportSummary:
     """What a run of `export` did."""
@@ -72,11 +119,12 @@ class ExportSummary:
 class _Run:
     """The state of one run: what is committed, and what waits for its turn."""
 
-    target: Target | ObjectTarget
+    target: ExportTarget
     positions: ReadPositions
     progress: JobProgress
     ends: ReadPositions  # of the ranges of the run, with the marks that were there before its tasks
     shape: dict[str, Any] = field(default_factory=dict)  # see shape_of; it never changes
+    schema: pa.Schema | None = None  # see ExportLayout
     json_ddl: str | None = None  # the schema as the first run was given it
     corrupt: int = 0
     missing: int = 0  # queue offsets of the ranges without a message
@@ -131,14 +179,15 @@ class _Run:
 def export(
     spark: SparkSession,
     where: Where,
-    target: str,
+    target: str | None,
     options: ExportOptions | None = None,
     *,
     progress: JobProgress | None = None,
 ) -> ExportSummary:
     """Export the messages that the target does not have yet, up to the end of the log now.
 
-    `target` is a folder's path, or s3://BUCKET/FOLDER; committed.py reads the latter.
+    `target` is a folder's path, or s3://BUCKET/FOLDER; committed.py reads the latter. With a
+    catalog of Iceberg it is where a new table lies, and may be None.
     Raises UsageError for wrong arguments and for a target of other columns or in use, and
     PositionLostError if the log was cut after an earlier run, or messages were removed before they
     were exported, and StoreFullError, which says how much is exported. Whatever happens, the target
@@ -150,7 +199,7 @@ def export(
 def export_with(
     start: Start,
     where: Where,
-    target: str,
+    target: str | None,
     options: ExportOptions | None = None,
     *,
     progress: JobProgress | None = None,
@@ -175,7 +224,7 @@ def export_with(
         # Before the target is made, for its errors; then again, because another run may have ended
         # meanwhile, and have exported more than there was.
         select(parsed.strategy, backend)
-        with _target(target, options.format) as opened:
+        with _target(target, options) as opened:
             positions, ranges, lost = unread(
                 backend, parsed.strategy, opened.state, fail_on_data_loss=options.fail_on_data_loss
             )
@@ -184,7 +233,7 @@ def export_with(
             run = _Run(opened, positions, progress, end_positions(backend, ranges))
             if ranges:
                 spark = watch.start()
-                run.shape = _settle(spark, opened, options, backend, ranges)
+                run.shape, run.schema = _settle(spark, opened, options, backend, ranges)
                 given = None if options.json_schema == INFER else options.json_schema
                 run.json_ddl = opened.state.get("json_ddl", given)
                 cores = spark.sparkContext.defaultParallelism
@@ -208,18 +257,29 @@ def export_with(
     )
 
 
-def check_export(where: Where, target: str, options: ExportOptions) -> None:
+def check_export(where: Where, target: str | None, options: ExportOptions) -> None:
     """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError.
 
     Two JSON schemas are compared later: Spark parses DDL.
     """
     check_options(options)
-    opened = _target(target, options.format)
+    opened = _target(target, options)
     take_over(opened.path, opened.look(), options)
     where.check()
 
 
-def _target(path: str, form: str) -> Target | ObjectTarget:
+def _target(path: str | None, options: ExportOptions) -> ExportTarget:
+    form = options.format
+    if form == "iceberg":
+        try:
+            from hastore.pipeline.iceberg import IcebergTarget
+        except ImportError as missing:
+            raise UsageError(
+                f'an export to Iceberg needs pyiceberg: pip install "hastore[iceberg]" ({missing})'
+            ) from missing
+        return IcebergTarget(path, options.catalog, options.table)
+    if path is None:
+        raise UsageError("give a target: a folder, or s3://BUCKET/FOLDER")
     if form == "delta":
         return DeltaTarget(path)
     kind = "export" if form == "parquet" else f"export --format {form}"
@@ -228,30 +288,29 @@ def _target(path: str, form: str) -> Target | ObjectTarget:
 
 def _settle(
     spark: SparkSession,
-    target: Target | ObjectTarget,
+    target: ExportTarget,
     options: ExportOptions,
     backend: Backend,
     ranges: Mapping[TopicPartition, OffsetRange],
-) -> dict[str, Any]:
-    """Return what never changes for the target. Raises UsageError."""
+) -> tuple[dict[str, Any], pa.Schema | None]:
+    """Return what never changes for the target: shape and schema. Raises UsageError."""
     finds = options.json_schema == INFER and not target.state
     inferred = None
     if finds:
         inferred = infer_schema(spark, backend, ranges, decompress=options.decompress)
     shape = shape_of(target.path, target.state, options, inferred)
     schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()
-    if isinstance(target, DeltaTarget):
-        target.schema = schema
     if options.format == "orc":
         check_orc(schema)
-    return shape
+    return shape, target.prepare(schema)
 
 
 def _merge(
-    start: Start, target: Target | ObjectTarget, options: ExportOptions, progress: JobProgress
+    start: Start, target: ExportTarget, options: ExportOptions, progress: JobProgress
 ) -> tuple[int, int]:
     if isinstance(target, DeltaTarget):
         return target.merge(options.file_bytes)
+    assert isinstance(target, Target | ObjectTarget)
     return merge_files(start, target, options.compression, options.file_bytes, progress)
 
 
@@ -266,7 +325,7 @@ def _write_all(
     """Run the tasks and commit them in order; on a stop, commit what is complete."""
     target = run.target
     layout = ExportLayout(
-        str(target.path),
+        target.root,
         target.staging_name,
         tuple(run.shape["columns"]),
         options.compression,
@@ -274,6 +333,8 @@ def _write_all(
         run.shape["keep_value"],
         target.flat,
         "orc" if options.format == "orc" else "parquet",
+        target.in_place,
+        run.schema,
     )
     run.progress.begin("export", sum(piece.messages for piece in pieces), "messages")
     order = {piece: number for number, piece in enumerate(pieces)}

@@ -15,7 +15,7 @@ from hastore.pipeline.parquet_files import TASK_BYTES
 from hastore.pipeline.target import check_compression
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
 
-FORMATS = ("parquet", "orc", "delta")
+FORMATS = ("parquet", "orc", "delta", "iceberg")
 COMMIT_EVERY_S = 30.0
 INFER = "infer"
 
@@ -36,6 +36,8 @@ class ExportOptions:
     keep_value: bool | None = None  # beside the decoded columns; default: True
     merge: bool = False  # merge small files at the end
     format: str = "parquet"
+    catalog: str | None = None  # Iceberg: a catalog of pyiceberg's configuration
+    table: str | None = None  # its table there: NAMESPACE.NAME
 
     def columns(self) -> tuple[str, ...]:
         """Return the columns of the files; the topic is the name of a folder."""
@@ -54,6 +56,19 @@ def check_options(options: ExportOptions) -> None:
         raise UsageError(f"format is {options.format!r}; use " + ", ".join(FORMATS))
     if options.merge and options.format == "orc":
         raise UsageError("ORC files are not merged: leave out --merge, or give --format parquet")
+    if options.merge and options.format == "iceberg":
+        raise UsageError(
+            "an Iceberg table is merged by its own maintenance, such as Spark's procedure "
+            "rewrite_data_files: leave out --merge"
+        )
+    if options.catalog is None and options.table is None:
+        return
+    if options.format != "iceberg":
+        raise UsageError("--catalog and --table are for --format iceberg: give it, too")
+    if not options.catalog or not options.table:
+        raise UsageError("give --catalog and --table together, or neither")
+    if not all(options.table.split(".")) or "." not in options.table:
+        raise UsageError(f"--table is {options.table!r}; write NAMESPACE.NAME")
 
 
 def take_over(

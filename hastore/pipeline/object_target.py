@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from hastore.errors import StoreBrokenError, StoreInUseError, UsageError
@@ -44,6 +45,7 @@ class ObjectTarget:
     """The target of an export in a bucket; use it in a `with`."""
 
     flat = False
+    in_place = True
     staging_name = DATA
 
     def __init__(self, url: str, kind: str | None = None) -> None:
@@ -69,6 +71,15 @@ class ObjectTarget:
 
     def __exit__(self, *_: object) -> None:
         """Leave files without a commit to a later run: a task may still write."""
+
+    @property
+    def root(self) -> str:
+        """Return where the tasks write: s3://BUCKET/FOLDER."""
+        return self.path
+
+    def prepare(self, schema: pa.Schema) -> pa.Schema | None:
+        """Learn the schema of the files; return that of files with topic and date in them."""
+        return None
 
     def look(self) -> dict[str, Any]:
         """Return the state of the last commit, and change nothing; {} without a commit.

@@ -120,7 +120,10 @@ _DAYS = range(-719_162, 2_932_897)  # the years 1 to 9999: others are no dates o
 _NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # what Spark writes and reads for null
 _DAY_US = 24 * 3600 * 1_000_000
 # Columns whose values repeat. A dictionary of bodies or keys would only cost time.
-_DICTIONARY = ("partition", "timestampType", "tags", "bornHost", "storeHost", "sysFlag")
+_DICTIONARY = (
+    *("partition", "timestampType", "tags", "bornHost", "storeHost", "sysFlag"),
+    *("topic", "date"),
+)
 _NO_STATISTICS = ("key", "value", "headers", "msgId", "_corrupt")
 
 
@@ -136,6 +139,8 @@ class ExportLayout:
     keep_value: bool = True
     flat: bool = False  # all files in one folder, for Delta
     format: str = "parquet"  # or orc
+    in_place: bool = False  # write files under their final names at once
+    schema: pa.Schema | None = None  # of the files, for Iceberg: with topic and date, and numbers
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,14 @@ class _Open:
         if self.waiting_bytes >= ROW_GROUP_BYTES:
             self.flush()
 
+    def with_partition(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch with topic and date as columns, too."""
+        for name, value in self.partition:
+            kind = pa.date32() if name == "date" else pa.string()
+            column = pa.array([value]).cast(kind).take(pa.repeat(0, batch.num_rows))
+            batch = batch.append_column(name, column)
+        return batch
+
     def flush(self) -> None:
         if self.waiting:
             table = pa.Table.from_batches(self.waiting)
@@ -266,7 +279,8 @@ class FileSet:
         kept = self._shape.apply(batch)
         with self._place.named():
             for day, part in split_by_day(kept, batch.column(Column.TIMESTAMP.value)):
-                self._file(span, day, kept.schema).add(part)
+                file = self._file(span, day, self._layout.schema or kept.schema)
+                file.add(part if self._layout.schema is None else file.with_partition(part))
 
     def close(self) -> list[StagedFile]:
         """Close and sync all files, and return them."""
@@ -291,10 +305,10 @@ class FileSet:
         date = str(np.datetime64(day, "D")) if day in _DAYS else None
         folder = os.path.join(f"topic={escape(topic)}", f"date={date or _NO_DATE}")
         final = name if self._layout.flat else os.path.join(folder, name)
-        staged = os.path.join(self._layout.staging, final if self._place.in_place else name)
-        if self._place.in_place:
+        staged = os.path.join(self._layout.staging, final if self._layout.in_place else name)
+        if self._layout.in_place:
             final = staged
-        path, compression = self._place.path(staged), self._layout.compression
+        path, compression = self._place.begin(staged), self._layout.compression
         writer: pq.ParquetWriter | OrcWriter
         if self._layout.format == "orc":
             writer = OrcWriter(path, compression, self._place.filesystem)
@@ -376,6 +390,7 @@ class MergePlace:
     target: str  # a path, or s3://BUCKET/FOLDER
     staging: str  # relative to the target
     compression: str
+    in_place: bool  # as in ExportLayout
 
 
 def merge_files(
@@ -392,7 +407,7 @@ def merge_files(
     groups = small_files(target.files(), file_bytes)
     if not groups:
         return 0, 0
-    place = MergePlace(str(target.path), target.staging_name, compression)
+    place = MergePlace(target.root, target.staging_name, compression, target.in_place)
     progress.begin("merge", sum(len(group.names) for group in groups), "files")
     merged = made = 0
     done: list[tuple[Group, StagedFile]] = []
@@ -447,7 +462,7 @@ def _merge_group(place: MergePlace, group: Group) -> StagedFile:
     files = place_of(place.target)
     where = {"filesystem": files.filesystem}
     final = os.path.join(folder, name)
-    staged = final if files.in_place else os.path.join(place.staging, name)
+    staged = final if place.in_place else os.path.join(place.staging, name)
     schema = pq.read_schema(files.path(group.names[0]), **where)
     expected = written = 0
     with contextlib.closing(

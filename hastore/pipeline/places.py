@@ -24,10 +24,13 @@ class Place(Protocol):
     """A place for files; names are relative to the target, with `/` between folders."""
 
     filesystem: Any  # for pyarrow; None for the local one
-    in_place: bool  # whether files are written under their final names
 
     def path(self, name: str) -> str:
         """Return a file's path in `filesystem`."""
+        ...
+
+    def begin(self, name: str) -> str:
+        """Return the path of a file that is written now; its folder is there."""
         ...
 
     def finish(self, name: str) -> int:
@@ -43,7 +46,6 @@ class Folder:
     """A local or mounted folder."""
 
     filesystem = None
-    in_place = False
 
     def __init__(self, path: str) -> None:
         self._root = path
@@ -51,6 +53,12 @@ class Folder:
     def path(self, name: str) -> str:
         """Return a file's path."""
         return os.path.join(self._root, name)
+
+    def begin(self, name: str) -> str:
+        """Return a file's path, and make its folder."""
+        path = self.path(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
 
     def finish(self, name: str) -> int:
         """Sync a file; return its size in bytes."""
@@ -68,8 +76,6 @@ class Folder:
 
 class Bucket:
     """A place in a bucket: s3://BUCKET/FOLDER. Server, region and keys are those of AWS' tools."""
-
-    in_place = True
 
     def __init__(self, url: str) -> None:
         """Find the bucket's file system; this asks AWS for the region if nothing gives it.
@@ -93,6 +99,8 @@ class Bucket:
     def path(self, name: str) -> str:
         """Return an object's path: bucket and key."""
         return f"{self.root}/{name}"
+
+    begin = path  # a bucket has no folders
 
     def finish(self, name: str) -> int:
         """Return the size of an object in bytes: an object that was written is durable."""

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
+
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM
 from hastore.fs.private_files import UMASK_MODE, open_fresh
@@ -55,6 +57,7 @@ class Target:
     """A target that this process has locked; use it in a `with`."""
 
     flat = False  # whether all files are in the target's own folder, not in one for each partition
+    in_place = False  # whether files are written under their final names
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         """Name the target; `kind` is the job's, so that no other job writes into it.
@@ -102,6 +105,15 @@ class Target:
     def staging(self) -> Path:
         """Return the run's folder for staged files."""
         return self._state / "staging" / self.run
+
+    @property
+    def root(self) -> str:
+        """Return where the tasks write: a path."""
+        return str(self.path)
+
+    def prepare(self, schema: pa.Schema) -> pa.Schema | None:
+        """Learn the schema of the files; return that of files with topic and date in them."""
+        return None
 
     @property
     def staging_name(self) -> str:

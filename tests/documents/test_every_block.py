@@ -40,6 +40,10 @@ PLAYED_WHOLE = {
 PLAYED_ELSEWHERE = {
     ("docs/pipeline.md", "from datetime import UTC"): "tests/spark/test_topics.py",
     ("docs/pipeline-jobs.md", "spark-submit"): "tests/spark/pipeline/test_command.py",
+    ("docs/pipeline-jobs.md", "hastore pipeline export --format iceberg"): (
+        "tests/pipeline/test_iceberg.py"
+    ),
+    ("docs/pipeline-jobs.md", "from pyiceberg.catalog.sql"): "tests/pipeline/test_iceberg.py",
     ("docs/pipeline-jobs.md", "from hastore.pipeline.committed"): (
         "tests/pipeline/test_object_target.py"
     ),

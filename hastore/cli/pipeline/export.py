@@ -1,4 +1,4 @@
-"""`hastore pipeline export`: topics to Parquet files, incrementally and exactly once."""
+"""`hastore pipeline export`: topics to files or a table, incrementally and exactly once."""
 
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,21 @@ if TYPE_CHECKING:
     from hastore.pipeline.export import ExportSummary
 
 
+def _needed(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Ask for a target unless a catalog says where the table is."""
+    if value is None and not context.params.get("catalog") and not context.resilient_parsing:
+        raise click.MissingParameter(ctx=context, param=option)
+    return value
+
+
 @click.command("export", short_help="Export topics to Parquet, each message exactly once.")
 @with_where
 @click.option(
     "--target",
-    required=True,
     metavar="DIR",
-    help="The folder of the files; or s3://BUCKET/FOLDER, as AWS_ENDPOINT_URL and keys say.",
+    callback=_needed,
+    help="The folder of the files; or s3://BUCKET/FOLDER, as AWS_ENDPOINT_URL and keys say. With "
+    "--catalog it is where a new table lies, and may be left out.",
 )
 @click.option(
     "--headers", is_flag=True, default=None, help="Add the column headers: the users' properties."
@@ -44,11 +52,18 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["parquet", "orc", "delta"]),
+    type=click.Choice(["parquet", "orc", "delta", "iceberg"]),
     default="parquet",
     show_default=True,
-    help="Plain Parquet or ORC files, or a Delta table (extra `delta`).",
+    help="Plain Parquet or ORC files, or a Delta or Iceberg table (extras `delta`, `iceberg`).",
 )
+@click.option(
+    "--catalog",
+    metavar="NAME",
+    is_eager=True,
+    help="With --format iceberg: a catalog of pyiceberg's configuration (default: one in DIR).",
+)
+@click.option("--table", metavar="NS.NAME", help="The table in that catalog.")
 @click.option(
     "--json-schema",
     metavar="DDL",
@@ -95,11 +110,13 @@ def export_command(
     servers: str | None,
     topics: tuple[str, ...],
     pattern: str | None,
-    target: str,
+    target: str | None,
     headers: bool | None,
     metadata: bool | None,
     compression: str,
     form: str,
+    catalog: str | None,
+    table: str | None,
     json_schema: str | None,
     drop_value: bool | None,
     no_decompress: bool,
@@ -134,6 +151,8 @@ def export_command(
         decompress=not no_decompress,
         merge=merge,
         format=form,
+        catalog=catalog,
+        table=table,
     )
     return run_job(
         "export",
