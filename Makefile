@@ -23,6 +23,9 @@
 #   make attack         floods, leaks, slow and full disks, links, forgeries on real nodes, 10 minutes: a line for each with
 #                       its quiet figure, the one under attack and the target (SECONDS=n; SEED=n; ONLY=tls-600,hellos;
 #                       MARKDOWN=1: the table for docs/security.md); exit code 1 if a target is missed or a put is lost
+#   make explore        all states of small groups of mode dledger, the project's own core, each interleaving within a scope's
+#                       bounds: states, depth, and whether a scope was searched to its end (STATES=n of each scope; SCOPE=name:
+#                       one scope; PLANTED=1: the mistakes that it must find, with the shortest way to each)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -55,6 +58,9 @@ SEED ?= 0
 ONLY ?=
 SEEDS ?= 20000
 MARKDOWN ?=
+STATES ?= 2000000
+SCOPE ?=
+PLANTED ?=
 TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
 TORTURE_dledger := tests/torture/test_dledger.py
 # `make check test` runs the style test once.
@@ -81,6 +87,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark planted dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack explore torture torture-rocketmq torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -157,6 +164,10 @@ fuzz-api: $(VENV)/.dev
 
 attack: $(VENV)/.dev
 	$(BIN)/python -m tests.attack --seconds $(SECONDS) --seed $(SEED) --only "$(ONLY)" $(if $(MARKDOWN),--markdown)
+
+explore: $(VENV)/.dev
+	$(BIN)/python -m tests.explore --mode $(if $(filter file,$(origin MODE)),dledger,$(MODE)) --states $(STATES) \
+		--scope "$(SCOPE)" $(if $(PLANTED),--planted)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
