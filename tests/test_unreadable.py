@@ -22,7 +22,12 @@ from hastore.protocol.hello import decode_answer, decode_hello
 from hastore.record.queue_ends import PROPERTY, QUEUES_TOPIC, queue_ends_in
 from hastore.record.topic_records import change_in
 from hastore.registry.remembered import RegistryMemory
+from hastore.store.append.dedup_window import DedupWindow
+from hastore.store.append.stated_ends import StatedEnds
+from hastore.store.derived.deliveries import read_delays
+from hastore.store.state.crc_frame import CrcFrame
 from hastore.store.state.entry_state import EntryState
+from hastore.store.state.replay_progress import read_dispatched
 
 DEEP = b"\x91" * 60_000 + b"\xc0"  # MessagePack: lists in lists
 DEEP_JSON = b"[" * 60_000 + b"]" * 60_000
@@ -82,11 +87,65 @@ def test_deep_nesting_in_a_record_of_the_log_itself_is_no_statement() -> None:
     assert change_in(b"HS_TOPIC\x01%08x%b\x02" % (zlib.crc32(text), text)) is None
 
 
-@pytest.mark.parametrize("text", ["a: 2024-13-45", "a: !!int x", "a: [" * 2_000, "a: 1 2: 3"])
+@pytest.mark.parametrize(
+    "text",
+    ["2024-13-45", "!!int x", "!!int ''", "!!bool x", "!!timestamp x", "[" * 400, "1 2: 3"],
+)
 def test_a_file_of_clients_that_yaml_refuses_is_a_wrong_configuration(
     tmp_path: pathlib.Path, text: str
 ) -> None:
     path = tmp_path / "security.yaml"
-    path.write_text(text)
+    path.write_text(f"identity: {text}\n")
     with pytest.raises(ConfigError, match=r"security\.yaml"):
         read_security(str(path))
+
+
+def _deliveries(fs: MemoryFileSystem) -> object:
+    return read_delays(fs, "/s")
+
+
+def _window(fs: MemoryFileSystem) -> object:
+    return DedupWindow(fs, "/s", lambda: 0).load(900, True) or None
+
+
+def _statements(fs: MemoryFileSystem) -> object:
+    stated = StatedEnds(fs, "/s")
+    stated.load(900, True)
+    return stated.since(900)
+
+
+@pytest.mark.parametrize(
+    ("name", "magic", "load"),
+    [
+        ("deliveries", b"HSDL", _deliveries),
+        ("idempotence", b"HSIW", _window),
+        ("queues", b"HSQE", _statements),
+        ("replay", b"HSRP", lambda fs: read_dispatched(fs, "/s/hastore/replay")),
+    ],
+)
+@pytest.mark.parametrize("content", [b"", b"\0\0\0\2" * 5])
+def test_a_file_whose_checksum_is_right_but_not_its_lengths_counts_as_missing(
+    name: str, magic: bytes, load: Callable[[MemoryFileSystem], object], content: bytes
+) -> None:
+    fs = MemoryFileSystem()
+    fs.make_dirs("/s/hastore")
+    fs.replace_bytes(f"/s/hastore/{name}", CrcFrame(magic, 1).pack(content))
+    assert load(fs) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("currterm", "voteLeader=n1\ncurrTerm=99999999999999999999\n"),
+        ("currterm", "voteLeader=n1\ncurrTerm=-1\n"),
+        ("currterm", "voteLeader=n99999\ncurrTerm=1\n"),
+        ("checkpoint", f"committedIndex={2**64}\nendIndex=1\n"),
+    ],
+)
+def test_a_number_that_no_node_writes_shows_damage(name: str, text: str) -> None:
+    fs = MemoryFileSystem()
+    for folder in ("/s/hastore", "/s/dledger-n1"):
+        fs.make_dirs(folder)
+    fs.replace_bytes(f"/s/dledger-n1/{name}", text.encode())
+    with pytest.raises(StoreBrokenError, match=f"/s/dledger-n1/{name} is damaged"):
+        HardStateFiles(fs, "/s", "/s/dledger-n1").load()

@@ -29,6 +29,8 @@ _PATHS = (
     *("tls_ca", "tls_certificate", "tls_key", "key_file"),
     *("registry_ca", "registry_certificate", "registry_key"),
 )
+# What yaml.safe_load raises for `!!int x`, `!!bool x`, `!!timestamp x`, or a date that is none.
+_NO_SUCH_VALUE = (ValueError, LookupError, AttributeError)
 _EXPECTED = "a hastore.Security, a mapping of its fields, or the path of a YAML file with them"
 
 
@@ -139,7 +141,7 @@ def read_security(path: str) -> Security:
         ) from failure
     try:
         found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as failure:  # ValueError: no such date
+    except (yaml.YAMLError, RecursionError, *_NO_SUCH_VALUE) as failure:
         raise ConfigError(f"{path}: is not valid YAML; correct it") from failure
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: has no keys; write tls_ca, identity, key_file and so on")

@@ -16,6 +16,7 @@ import msgspec
 from hastore.dledger.core.events import HardState
 from hastore.errors import UNREADABLE, StoreBrokenError
 from hastore.fs.filesystem import FileSystem
+from hastore.protocol.dledger import INDEX_MAX, NO_INDEX, NODE_MAX, TERM_MAX
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,11 @@ _WITHOUT = {
     "checkpoint": "the node then learns from its leader what is committed",
 }
 _MAX_BYTES = 4096
+_RANGES = {
+    "currTerm": (0, TERM_MAX),
+    "committedIndex": (NO_INDEX, INDEX_MAX),
+    "endIndex": (NO_INDEX, INDEX_MAX),
+}
 
 
 class _Votes(msgspec.Struct, frozen=True):
@@ -123,9 +129,13 @@ class HardStateFiles:
                 if line and not separator:
                     raise ValueError(f"no `=` in {line!r}")
                 found[key] = value
-            for key in ("currTerm", "committedIndex", "endIndex"):
-                _number(found, key, 0)
-            _voted(found)
+            for key, (least, most) in _RANGES.items():
+                number = _number(found, key, 0)
+                if not least <= number <= most:
+                    raise ValueError(f"{key} {number} is outside {least}..{most}")
+            vote = _voted(found)
+            if vote is not None and vote > NODE_MAX:
+                raise ValueError(f"voteLeader n{vote} is no node's number")
         except ValueError as failure:
             raise StoreBrokenError(
                 f"{path} is damaged ({failure}): remove it; {_WITHOUT[name]}"

@@ -454,34 +454,42 @@ class DedupWindow:
         return _FRAME.pack(*parts)
 
     def _restore(self, raw: bytes) -> bool:
-        content = _FRAME.unpack(raw)
-        if content is None:
+        found = _FRAME.read(raw, _read_snapshot)
+        if found is None:
             return False
-        end, count = _HEAD.unpack_from(content)
-        at = _HEAD.size
-        restored: list[tuple[bytes, ProducerWindow]] = []
-        for _ in range(count):
-            (length,) = _LENGTH.unpack_from(content, at)
-            producer = bytes(content[at + 2 : at + 2 + length])
-            at += 2 + length
-            known = ProducerWindow()
-            known.floor, entries = _PRODUCER.unpack_from(content, at)
-            at += _PRODUCER.size
-            for part in (known.sequences, known.offsets):
-                part.frombytes(content[at : at + 8 * entries])
-                at += 8 * entries
-            known.sequences = _big_endian(known.sequences)
-            known.offsets = _big_endian(known.offsets)
-            known.top = max(known.floor, max(known.sequences, default=-1))
-            # Only a cut leaves no number, also of a node that does not know of doubt.
-            known.doubtful = not known.sequences
-            restored.append((producer, known))
-        for (number,) in _NUMBER.iter_unpack(content[at:]):
-            restored[number][1].doubtful = True
+        end, restored = found
         for producer, known in restored:
             self._keep(producer, known)
         self.end_offset = end
         return True
+
+
+def _read_snapshot(content: memoryview) -> tuple[int, list[tuple[bytes, ProducerWindow]]]:
+    """Return a snapshot's end and its producers; raises what `CrcFrame.read` takes for damage."""
+    end, count = _HEAD.unpack_from(content)
+    at = _HEAD.size
+    restored: list[tuple[bytes, ProducerWindow]] = []
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(content, at)
+        producer = bytes(content[at + 2 : at + 2 + length])
+        at += 2 + length
+        known = ProducerWindow()
+        known.floor, entries = _PRODUCER.unpack_from(content, at)
+        at += _PRODUCER.size
+        for part in (known.sequences, known.offsets):
+            part.frombytes(content[at : at + 8 * entries])
+            at += 8 * entries
+        if at > len(content):
+            raise ValueError("the numbers of a producer are cut off")
+        known.sequences = _big_endian(known.sequences)
+        known.offsets = _big_endian(known.offsets)
+        known.top = max(known.floor, max(known.sequences, default=-1))
+        # Only a cut leaves no number, also of a node that does not know of doubt.
+        known.doubtful = not known.sequences
+        restored.append((producer, known))
+    for (number,) in _NUMBER.iter_unpack(content[at:]):
+        restored[number][1].doubtful = True
+    return end, restored
 
 
 def _big_endian(values: "array[int]") -> "array[int]":

@@ -140,9 +140,10 @@ class StatedEnds:
 
 def _unpack(raw: bytes) -> tuple[tuple[Statement, ...], _Begun | None]:
     """Return what the file holds; nothing if it is damaged, which only delays retention."""
-    content = _FRAME.unpack(raw)
-    if content is None:
-        return (), None
+    return _FRAME.read(raw, _read_statements) or ((), None)
+
+
+def _read_statements(content: memoryview) -> tuple[tuple[Statement, ...], _Begun | None]:
     (count,) = _COUNT.unpack_from(content)
     end = _COUNT.size + count * _STATEMENT.size
     statements = [Statement(*one) for one in _STATEMENT.iter_unpack(content[_COUNT.size : end])]

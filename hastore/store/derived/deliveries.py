@@ -294,9 +294,10 @@ def read_delays(fs: FileSystem, root: str) -> tuple[int, ...] | None:
 
 def _unpack(raw: bytes) -> tuple[list[Delivered], tuple[int, ...] | None]:
     """Return what the file holds; nothing if it is damaged, which only makes a start slower."""
-    content = _FRAME.unpack(raw)
-    if content is None:
-        return [], None
+    return _FRAME.read(raw, _read_states) or ([], None)
+
+
+def _read_states(content: memoryview) -> tuple[list[Delivered], tuple[int, ...] | None]:
     (count,) = _COUNT.unpack_from(content)
     at, found = _COUNT.size, []
     for _ in range(count):

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from hastore.errors import UNREADABLE
 from hastore.fs.filesystem import FileSystem
 from hastore.record.layout import FLAG_IPV6, FLAG_ROLLBACK, HEADER_SIZES, header_struct, offset_of
 from hastore.record.log_format import LogFormat
@@ -399,5 +400,5 @@ def _unpack(raw: bytes) -> list[tuple[int, bytes]]:
         return []
     try:
         return [(_read_state(state).end, state) for state in _read_states(content)]
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return []

@@ -8,10 +8,14 @@ content: limits.py, replay_progress.py, append/dedup_window.py.
 
 import struct
 import zlib
+from collections.abc import Callable
+from typing import TypeVar
 
 FRAME_BYTES = 12  # magic, version and CRC
 _HEAD = struct.Struct(">4sI")
 _CRC = struct.Struct(">I")
+
+T = TypeVar("T")
 
 
 class CrcFrame:
@@ -34,3 +38,17 @@ class CrcFrame:
         if _CRC.unpack(view[-_CRC.size :])[0] != zlib.crc32(body):
             return None
         return body[_HEAD.size :]
+
+    def read(self, framed: bytes, parse: Callable[[memoryview], T]) -> T | None:
+        """Return what `parse` makes of a frame's content; None without a sound frame, as `unpack`.
+
+        None too if `parse` finds that lengths do not add up: struct.error, ValueError, LookupError;
+        a right CRC says that the file is as it was written, but not by which version.
+        """
+        content = self.unpack(framed)
+        if content is None:
+            return None
+        try:
+            return parse(content)
+        except (struct.error, ValueError, LookupError):
+            return None

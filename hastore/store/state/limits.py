@@ -205,5 +205,4 @@ class LimitsPage:
 
 
 def _unpack(raw: bytes, at: int) -> Limits | None:
-    content = _FRAME.unpack(raw[at : at + _SLOT_BYTES])
-    return None if content is None else Limits(*_SLOT.unpack(content))
+    return _FRAME.read(raw[at : at + _SLOT_BYTES], lambda slot: Limits(*_SLOT.unpack(slot)))

@@ -51,8 +51,7 @@ def read_dispatched(fs: FileSystem, path: str) -> int | None:
 
 def _read(fs: FileSystem, path: str) -> tuple[bytes, int, int, int, int, int] | None:
     raw = fs.read_bytes(path, _FILE_SIZE) if fs.exists(path) else b""
-    content = _FRAME.unpack(raw[:_STATE_BYTES])
-    return None if content is None else _STATE.unpack(content)
+    return _FRAME.read(raw[:_STATE_BYTES], _STATE.unpack)
 
 
 class ReplayState:
