@@ -170,7 +170,8 @@ SEQ = b"HS_SEQ"
 PID_MARK = PID + b"\x01"  # a record without these bytes has no producer
 MAX_PID_BYTES = 64
 MAX_SEQ_DIGITS = 18
-_THEN_SEQ = b"\x02" + SEQ + b"\x01"
+_SEQ_MARK = SEQ + b"\x01"
+_THEN_SEQ = b"\x02" + _SEQ_MARK
 _USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1,18})(?:\x02|$)")
 
 
@@ -186,7 +187,11 @@ def producer_of(properties: bytes) -> tuple[bytes, int] | None:
     if PID_MARK not in properties:
         return None
     usual = _USUAL.search(properties)
-    if usual is not None and properties.find(PID_MARK) == usual.start(1) - len(PID_MARK):
+    if (
+        usual is not None
+        and properties.find(PID_MARK) == usual.start(1) - len(PID_MARK)
+        and properties.find(_SEQ_MARK) == usual.start(2) - len(_SEQ_MARK)
+    ):
         return usual[1], int(usual[2])
     producer, number = find_property(properties, PID), find_property(properties, SEQ)
     if producer is None:

@@ -29,5 +29,11 @@ def test_ids_are_found_wherever_they_stand() -> None:
     assert producer_of(b"") is None
 
 
+def test_of_two_numbers_the_first_counts() -> None:
+    before, after = ("HS_SEQ", "5"), ("HS_SEQ", "9")
+    assert producer_of(encode_properties([before, ("HS_PID", "p"), after])) == (b"p", 5)
+    assert producer_of(encode_properties([("HS_PID", "p"), before, after])) == (b"p", 5)
+
+
 def test_the_names_are_those_of_the_client_protocol() -> None:
     assert (PID, SEQ) == (api.PRODUCER_ID.encode(), api.SEQUENCE.encode())
