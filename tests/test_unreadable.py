@@ -11,9 +11,16 @@ from collections.abc import Callable
 
 import pytest
 
+from hastore.client.consumer.positions_client import parse_offsets
 from hastore.client.security import read_security
 from hastore.dledger.store.hard_state import HardStateFiles
-from hastore.errors import ConfigError, CorruptRecordError, ProtocolError, StoreBrokenError
+from hastore.errors import (
+    ConfigError,
+    CorruptRecordError,
+    ProtocolError,
+    StoreBrokenError,
+    UsageError,
+)
 from hastore.fs.memory import MemoryFileSystem
 from hastore.ha.node.node_state import NodeState
 from hastore.protocol.committed_positions import decode_commit
@@ -51,9 +58,7 @@ def test_a_peer_that_nests_its_message_deeply_breaks_the_protocol(
 @pytest.mark.parametrize(("name", "value"), [("more", DEEP_JSON), ("member", b'"\xff"')])
 def test_a_record_that_says_nothing_readable_is_no_commit(name: str, value: bytes) -> None:
     with pytest.raises(CorruptRecordError):
-        decode_commit(
-            b'{"group":"g","topic":"t","positions":{},"%b":%b}' % (name.encode(), value)
-        )
+        decode_commit(b'{"group":"g","topic":"t","positions":{},"%b":%b}' % (name.encode(), value))
 
 
 @pytest.mark.parametrize(
@@ -149,3 +154,19 @@ def test_a_number_that_no_node_writes_shows_damage(name: str, text: str) -> None
     fs.replace_bytes(f"/s/dledger-n1/{name}", text.encode())
     with pytest.raises(StoreBrokenError, match=f"/s/dledger-n1/{name} is damaged"):
         HardStateFiles(fs, "/s", "/s/dledger-n1").load()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        '{"@g":{"0":5}}',
+        '{"T@g":{"0":Infinity}}',
+        '{"T@g":{"0":NaN}}',
+        '{"T@g":{"0":null}}',
+        '{"T@g":5}',
+        "[" * 60_000,
+    ],
+)
+def test_a_table_of_positions_that_says_nothing_readable_is_refused(table: str) -> None:
+    with pytest.raises(UsageError, match=r"consumerOffset\.json"):
+        parse_offsets('{"offsetTable":' + table + "}")

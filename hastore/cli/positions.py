@@ -24,6 +24,7 @@ from hastore.client.consumer.positions_client import (
     format_offsets,
     parse_offsets,
 )
+from hastore.errors import UsageError
 
 IMPORTED, KEPT, NO_TOPIC = "imported", "kept", "no such topic"
 
@@ -96,9 +97,13 @@ def import_command(
     A group that has committed positions in a topic keeps them, so a second run changes nothing. A
     position outside its queue is moved to the nearest end of the queue, as a broker does.
     """
+    try:
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError as failure:
+        raise UsageError(f"{file} is not UTF-8: give a broker's consumerOffset.json") from failure
     wanted = {
         (group, topic): offsets
-        for (group, topic), offsets in parse_offsets(file.read_text()).items()
+        for (group, topic), offsets in parse_offsets(text).items()
         if (not groups or group in groups) and (not topics or topic in topics)
     }
     addresses = bootstrap_addresses(bootstrap)

@@ -84,7 +84,7 @@ class RemotingLink:
         try:
             found = json.loads(answer.body)["consumerIdList"]
             return [str(one) for one in found]
-        except (ValueError, KeyError, TypeError) as failure:
+        except (ValueError, KeyError, TypeError, RecursionError) as failure:
             raise ClientError(f"{self.address} answers with no list of consumers") from failure
 
     def knows_group(self, group: str) -> bool:

@@ -232,7 +232,7 @@ class ObjectTarget:
             data = stream.read()
         try:
             value = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreBrokenError(
                 f"{self.path}/{name} is damaged: {error}; restore it from a backup"
             ) from error

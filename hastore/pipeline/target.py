@@ -381,7 +381,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreBrokenError(f"{path} is damaged: {error}; restore it from a backup") from error
     if not isinstance(value, dict):
         raise StoreBrokenError(f"{path} is damaged: it holds no object; restore it from a backup")

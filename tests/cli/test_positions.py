@@ -94,3 +94,6 @@ def test_another_kind_of_file_is_wrong_usage(positions, tmp_path):
     done = positions("import", table=3)
     assert done.returncode == 2 and "not a consumerOffset.json" in done.stderr
     assert positions("import", str(tmp_path / "none")).returncode == 2
+    (tmp_path / "latin").write_bytes(b'{"offsetTable":{"\xe9@g":{}}}')
+    done = positions("import", str(tmp_path / "latin"))
+    assert done.returncode == 2 and "is not UTF-8" in done.stderr

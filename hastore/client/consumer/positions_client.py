@@ -62,7 +62,7 @@ def parse_offsets(text: str) -> dict[tuple[str, str], Offsets]:
     try:
         table = json.loads(plain)[_TABLE]
         entries = [(str(key), dict(queues)) for key, queues in table.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"this is not a consumerOffset.json of RocketMQ: {error!r}") from error
     found: dict[tuple[str, str], Offsets] = {}
     for key, queues in entries:
@@ -70,7 +70,7 @@ def parse_offsets(text: str) -> dict[tuple[str, str], Offsets]:
         try:
             _names.decode(json.dumps((group, topic)).encode())
             offsets = {int(queue): int(offset) for queue, offset in queues.items()}
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError, msgspec.ValidationError) as error:
             raise UsageError(f"consumerOffset.json, {key!r}: {error}") from error
         offsets = {queue: offset for queue, offset in sorted(offsets.items()) if offset >= 0}
         if offsets:
