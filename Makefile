@@ -26,6 +26,7 @@
 #   make explore        all states of small groups of mode dledger, the project's own core, each interleaving within a scope's
 #                       bounds: states, depth, and whether a scope was searched to its end (STATES=n of each scope; SCOPE=name:
 #                       one scope; PLANTED=1: the mistakes that it must find, with the shortest way to each)
+#   make histories      the history checker on 1,000 healthy histories and on corrupted ones, a minute (SEEDS=n; SEED=n repeats a run)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -55,6 +56,7 @@ BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
 SEED ?= 0
+SEEDS ?= 1000
 ONLY ?=
 SEEDS ?= 20000
 MARKDOWN ?=
@@ -88,6 +90,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark planted dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack explore torture torture-rocketmq torture-spark planted dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack histories torture torture-rocketmq torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -161,6 +164,9 @@ fuzz-api: $(VENV)/.dev
 		tests/process/test_api_attacks.py -k under_attack
 	HASTORE_FUZZ_API_SECONDS=$$(($(SECONDS) / 10)) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \
 		tests/server/remoting/test_forwarding.py -k fuzz
+
+histories: $(VENV)/.dev
+	HASTORE_SEEDS=$(SEEDS) HASTORE_SEED=$(SEED) $(BIN)/python -m pytest -q -s -n 0 tests/history/test_checker.py
 
 attack: $(VENV)/.dev
 	$(BIN)/python -m tests.attack --seconds $(SECONDS) --seed $(SEED) --only "$(ONLY)" $(if $(MARKDOWN),--markdown)

@@ -314,6 +314,13 @@ TABLE = (
             *("dledger.core.events", "dledger.store.hard_state"),
         ),
     ),
+    # Events in, findings out: the tests of all modes judge by it.
+    Package("history.rules", "what was promised, judged over a history of events. Pure"),
+    Package(
+        "history",
+        "histories of what clients saw: the recorder, files, the log of a store",
+        ("record", "store.offline.reader", "client", "history.rules"),
+    ),
     Package(
         "demo",
         "the parts of `hastore demo`; the command itself is in `cli/`",
@@ -332,7 +339,7 @@ TABLE = (
             *("registry.editing", "store.cuts", "store.offline", "store.state.entry_state"),
             *("store.state.limits", "store.state.marker_files"),
             *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),
-            "server.recover_group",
+            *("server.recover_group", "history"),
         ),
     ),
     # Groups of real nodes, which the commands start, flip and ask.
@@ -410,7 +417,7 @@ PURE = (
     *("security.certificates", "security.tls_engine", "security.rocketmq_acl"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
     *("store.derived.contract", "store.derived.scalar_walk", "store.derived.vector_walk"),
-    *("store.derived.column_batch", "store.state.crc_frame", "backup.items"),
+    *("store.derived.column_batch", "store.state.crc_frame", "backup.items", "history.rules"),
 )
 
 

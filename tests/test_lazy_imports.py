@@ -30,6 +30,7 @@ NODE = {"h11", "ssl", "yaml"}
         ("hastore.cli.doctor", {"ssl", "yaml"}),
         ("hastore.cli.flip", {"yaml"}),
         ("hastore.cli.keys", {"yaml"}),
+        ("hastore.cli.check", {"yaml"}),
         ("hastore.cli.log", {"yaml"}),
         ("hastore.cli.demo", {"yaml"}),
         ("hastore.cli.pipeline.audit", {"yaml"}),

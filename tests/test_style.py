@@ -25,10 +25,11 @@ ONLY_SPARK = {"pyspark", "pyarrow"}
 ONLY_ZMQ = ("client.connections.zmq_transport",)
 ONLY_KAZOO = ("registry.session",)
 # Modules that may open files: the shim; the configuration and private files, which are not part of
-# the store; the commands, the demo, groups for tests and Spark: files that the user names.
+# the store; the commands, the demo, histories, groups for tests and Spark: files that the user
+# names.
 FILE_ACCESS = (
     *("fs.filesystem", "fs.private_files", "config.file"),
-    *("cli", "demo", "testing", "pipeline", "spark"),
+    *("cli", "demo", "testing", "pipeline", "spark", "history"),
 )
 FILE_CALLS = {
     *("open", "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate"),

@@ -8,10 +8,13 @@ the moment of the effect; it never changes anything.
 from __future__ import annotations
 
 import bisect
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hastore.dledger.core.events import HardState, Role
+from hastore.history.rules import events as e
 from hastore.protocol.dledger import (
     Code,
     MemberSet,
@@ -397,27 +400,35 @@ class Oracle:
             offsets.append(offset)
             bodies.append(body)
             offset += size_of(entry)
-        puts = [one for put in self.puts.values() for one in _history(put, offsets, bodies)]
-        reads = [(offsets[r.index], bodies[r.index]) for r in self.reads.values() if r.index >= 0]
-        seen = [(place, body) for place, body in reads if body]
-        wrong = history.check(puts, records, epochs=epochs, reads=seen)
+        ranks = list(itertools.accumulate(map(bool, bodies), initial=0))
+        events = [one for put in self.puts.values() for one in _history(put, offsets, ranks)]
+        for number, read in enumerate(self.reads.values()):
+            if read.index >= 0 and bodies[read.index]:
+                at = read.index
+                seen = e.Seen(ranks[at], offsets[at], _digest(bodies[at]))
+                # It began after what it returns, and the world knows no end of it.
+                late = int(max(put.ended_ms for put in self.puts.values()) * 1e6)
+                events.append(e.Read(f"read {number}", late, late, "T", 0, [seen]))
+        wrong = history.check(events, records, epochs=epochs)
         if wrong:
             raise Violation("; ".join(wrong[:5]))
 
 
-def _history(put: Put, offsets: list[int], bodies: list[bytes]) -> list[history.Put]:
-    """Return a put's entries as puts of the history check."""
-    outcomes = {"COMMITTED": history.ACKED, "REFUSED": history.REFUSED}
-    outcome = outcomes.get(put.outcome, history.UNKNOWN)
-    level = "QUORUM_DISK" if outcome == history.ACKED else ""
-    found = []
+def _digest(body: bytes) -> str:
+    return e.digest_of("T", None, body)
+
+
+def _history(put: Put, offsets: list[int], ranks: list[int]) -> Iterator[e.Event]:
+    """Yield a put's entries as sends of the history check; `ranks`: their queue offsets."""
+    began = int(put.began_ms * 1e6)
+    ended = max(began, int(put.ended_ms * 1e6))  # it may have no end
     for place in range(put.last - put.first + 1):
-        body, index = b"%d.%d" % (put.token, place), put.first + place
-        one = history.Put("T", body, None, int(put.began_ms * 1e6), int(put.ended_ms * 1e6))
-        one.outcome, one.level, one.epoch = outcome, level, put.term
-        one.queue_id = 0
-        if outcome == history.ACKED:
-            one.offset = offsets[index]
-            one.queue_offset = sum(1 for each in bodies[:index] if each)
-        found.append(one)
-    return found
+        index, client = put.first + place, f"put {put.token}"
+        yield e.Send(client, place, began, "T", _digest(b"%d.%d" % (put.token, place)))
+        if put.outcome == "COMMITTED":
+            level, offset = "QUORUM_DISK", offsets[index]
+            yield e.Ok(client, place, ended, level, offset, 0, ranks[index], put.term)
+        elif put.outcome == "REFUSED":
+            yield e.Fail(client, place, ended)
+        else:
+            yield e.Info(client, place, ended, "OutcomeUnknown")

@@ -24,6 +24,8 @@ ASYNCIO = take(API, "import asyncio")
 TRACES = take(API, "from hastore import Consumer, Producer\nfrom hastore.otel")
 CRASH = take(TESTING, "from hastore import Producer")
 FIXTURE = take(TESTING, "def test_orders_survive_a_crash(hastore_group)")
+HISTORY = take(TESTING, "from hastore import Consumer, Producer\nfrom hastore.history")
+CHECKED = take(TESTING, "hastore check history.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +121,15 @@ def test_a_group_in_ones_own_tests(pair: Group, tmp_path: pathlib.Path) -> None:
     names = play(CRASH, pair)
     names["test_orders_survive_a_crash"]()
     play(FIXTURE, pair, **names)["test_orders_survive_a_crash"](pair)
+
+
+@pytest.mark.full
+def test_a_history_of_ones_own_tests(pair: Group, tmp_path: pathlib.Path) -> None:
+    """It comes last, because it kills the master."""
+    play(HISTORY, pair)["test_no_order_is_lost"](pair, tmp_path)
+    for line in CHECKED.text.splitlines():
+        typed = line.replace("history.jsonl", str(tmp_path / "history.jsonl"))
+        typed = typed.replace("node2.yaml", str(pair[2].config))
+        typed = typed.replace("data/node2", str(pair[2].store))
+        done = hastore(*typed.split()[1:])
+        assert done.returncode == 0, (done.stdout, done.stderr)

@@ -97,7 +97,7 @@ def finish(group, recorder):
     group.stop()
     log = assert_equal_stores(group[1].store, group[2].store)
     assert_queues_fit(group[1].store, log.records)
-    assert check(recorder.puts, log.records) == []
+    assert check(recorder.events, log.records) == []
     assert recorder.count(ACKED) > 100
 
 

@@ -29,7 +29,7 @@ def verify(group, recorder):
     for other in nodes[1:]:
         log = assert_equal_stores(nodes[0].store, other.store)
     epochs = epochs_of(group, status)
-    assert check(recorder.puts, log.records, rescued=rescued, epochs=epochs) == []
+    assert check(recorder.events, log.records, rescued=rescued, epochs=epochs) == []
     return log
 
 

@@ -25,7 +25,6 @@ class Load:
 
     def __init__(self, group, seed, sizes=(5, 50, 500, 3000), pause_s=0.01):
         self.recorder = Recorder()
-        self.reads = []
         self.failures = []
         self.stopping = threading.Event()
         self._group = group
@@ -111,14 +110,13 @@ class Load:
     def _read(self):
         """Read from any node; every message that was read must stay in the log for ever."""
         # PositionLostError would be a defect: readers get only confirmed messages, which stay.
-        with Consumer("pipe", self._group.bootstrap, timeout_s=1.0) as consumer:
+        reader = Consumer("pipe", self._group.bootstrap, timeout_s=1.0)
+        with self.recorder.consumer(reader) as consumer:
             while not self.stopping.is_set():
                 try:
-                    messages = consumer.poll(timeout_s=0.2)
+                    consumer.poll(timeout_s=0.2)
                 except (UnreachableError, NotStoredError):
                     time.sleep(0.05)
-                    continue
-                self.reads += [(message.offset, message.body) for message in messages]
 
 
 @dataclass
@@ -154,12 +152,12 @@ def judge(group, master, load):
 
 def verdict(load, records, epochs, rescued=None):
     """Check the history of a load against the log that all nodes have."""
-    puts = load.recorder.puts
-    wrong = check(puts, records, rescued=rescued or [], epochs=epochs, reads=load.reads)
+    recorder = load.recorder
+    wrong = check(recorder.events, records, rescued=rescued or [], epochs=epochs)
     counts = [load.recorder.count(outcome) for outcome in (ACKED, UNKNOWN)]
     text = (
-        f"{len(puts)} puts: {counts[0]} acknowledged, {counts[1]} unknown; "
-        f"{len(records)} records, {len(epochs)} epochs, {len(load.reads)} read"
+        f"{len(recorder.puts)} puts: {counts[0]} acknowledged, {counts[1]} unknown; "
+        f"{len(records)} records, {len(epochs)} epochs, {recorder.read} read"
     )
     if rescued is not None:
         text += f", {len(rescued)} records archived"
@@ -169,4 +167,4 @@ def verdict(load, records, epochs, rescued=None):
 def busy(load, cycles):
     """Return whether enough puts were confirmed and read, or the load failed."""
     confirmed = sum(put.durable for put in list(load.recorder.puts))
-    return load.failures or (confirmed > 20 * cycles and len(load.reads) > 5 * cycles)
+    return load.failures or (confirmed > 20 * cycles and load.recorder.read > 5 * cycles)

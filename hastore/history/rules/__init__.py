@@ -1,0 +1,1 @@
+"""The rules of the history checker: events in, findings out; pure. See docs/reliability.md."""

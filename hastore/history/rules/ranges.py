@@ -1,0 +1,88 @@
+"""Ranges that a job got, as a count and a digest: they are equal to the log."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hastore.history.rules.agreement import Agreement
+from hastore.history.rules.columns import Numbers, begins, joined
+from hastore.history.rules.events import Range
+from hastore.history.rules.facts import Facts
+
+_EVEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_HALF = np.uint64(1 << 63)
+
+
+class Ranges:
+    """Keeps the ranges until the log is known."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Begin without ranges."""
+        self._facts = facts
+        self._ranges: list[tuple[Range, int]] = []
+        self.judged = 0  # those that could be compared
+
+    def add(self, event: Range, line: int) -> None:
+        """A job got a range."""
+        self._ranges.append((event, line))
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def judge(self, agreement: Agreement) -> None:
+        """Compare all ranges with the log; without it with what replies and readers say."""
+        if not self._ranges:
+            return
+        queue, place, digest = self._known(agreement)
+        sums = np.zeros(len(queue) + 1, np.uint64)
+        np.cumsum(_mixed(place, digest), out=sums[1:])
+        for event, line in self._ranges:
+            number = self._facts.queues.known((event.topic, event.queue))
+            low, high = np.searchsorted(queue, number), np.searchsorted(queue, number, "right")
+            first = int(low + np.searchsorted(place[low:high], event.start))
+            end = int(low + np.searchsorted(place[low:high], event.end))
+            if event.start < event.end and not self._is_whole(event, number, place[first:end]):
+                continue
+            self.judged += 1
+            name = f"{event.topic}[{event.queue}] from {event.start} to {event.end}"
+            if event.count != end - first:
+                text = f"{name}: a job got {event.count} messages, the log has {end - first}"
+                self._facts.report.find("ranges", text, line)
+            elif f"{(int(sums[end]) - int(sums[first])) % (1 << 64):016x}" != event.digest:
+                text = f"{name}: a job got other messages than the log has"
+                self._facts.report.find("ranges", text, line)
+
+    def _is_whole(self, event: Range, number: int, found: Numbers) -> bool:
+        """Whether all of a range is known. With the log it is, but for what retention removed."""
+        if self._facts.log is not None:
+            return not (len(found) == 0 or found[0] > event.start) or not self._facts.was_removed(
+                number, int(found[0]) if len(found) else event.end
+            )
+        return len(found) == event.end - event.start
+
+    def _known(self, agreement: Agreement) -> tuple[Numbers, Numbers, Numbers]:
+        """Return queue, place and digest of the known messages, in this order."""
+        facts = self._facts
+        if facts.log is not None:
+            parts = [(facts.records, np.arange(len(facts.records)))]
+        else:
+            acks = agreement.acked[agreement.acks_stay]
+            parts = [(facts.sends, acks), (facts.reads, np.flatnonzero(agreement.reads_stay))]
+        queue, place, digest = (
+            joined(*(table[name][rows] for table, rows in parts))
+            for name in ("queue", "queue_offset", "digest")
+        )
+        order = np.lexsort((place, queue))
+        order = order[begins(queue[order], place[order])]
+        return queue[order], place[order], digest[order]
+
+
+def _mixed(place: Numbers, digest: Numbers) -> NDArray[np.uint64]:
+    """Return what `range_digest` adds for each message."""
+    mixed = (digest.astype(np.uint64) + _HALF) + (place.astype(np.uint64) + np.uint64(1)) * _EVEN
+    mixed = (mixed ^ mixed >> np.uint64(30)) * _FIRST
+    mixed = (mixed ^ mixed >> np.uint64(27)) * _SECOND
+    found: NDArray[np.uint64] = mixed ^ mixed >> np.uint64(31)
+    return found
