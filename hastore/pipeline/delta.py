@@ -25,8 +25,94 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 APPLICATION = "hastore-export"
+DELTA_JOB = "export --format delta"
 PARTITION_BY = ["topic", "date"]
 _PARTITIONS = [pa.field("topic", pa.string()), pa.field("date", pa.date32())]
+
+
+class DeltaLog:
+    """The log of a table, in a folder or, with the options of a bucket, elsewhere."""
+
+    def __init__(self, place: str, options: dict[str, str] | None = None) -> None:
+        """Name the table. Raises UsageError without deltalake."""
+        try:
+            import deltalake  # noqa: F401
+        except ImportError as missing:
+            raise UsageError(
+                'an export to Delta needs deltalake: pip install "hastore[delta]"'
+            ) from missing
+        self._place = place
+        self._options = options
+
+    def table(self) -> "DeltaTable | None":
+        """Return the table as it is now; None if there is none."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self._place, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+    def add(
+        self,
+        table: "DeltaTable | None",
+        marks: Mapping[str, int],
+        schema: pa.Schema | None,
+        files: Sequence[StagedFile],
+    ) -> None:
+        """Add files to the table, or make it, by one commit with versions of applications.
+
+        If a commit since `table` was read has set one of these versions, deltalake refuses this
+        one. Raises DeltaError and OSError.
+        """
+        from deltalake import CommitProperties, Schema, Transaction
+        from deltalake.transaction import AddAction, create_table_with_add_actions
+
+        assert schema is not None
+        whole = Schema.from_arrow(pa.schema([*schema, *_PARTITIONS]))
+        now_ms = time.time_ns() // 1_000_000
+        actions = [
+            AddAction(
+                file.final,
+                file.size,
+                dict(file.partition),
+                now_ms,
+                True,
+                json.dumps({"numRecords": file.rows}),
+            )
+            for file in files
+        ]
+        properties = CommitProperties(
+            app_transactions=[Transaction(name, mark, now_ms) for name, mark in marks.items()],
+            custom_metadata={"hastoreCommit": marks[APPLICATION]},
+        )
+        if table is None:
+            create_table_with_add_actions(
+                self._place,
+                whole,
+                actions,
+                mode="error",
+                partition_by=PARTITION_BY,
+                storage_options=self._options,
+                commit_properties=properties,
+            )
+            return
+        table.create_write_transaction(
+            list(actions),
+            mode="append",
+            schema=whole,
+            partition_by=PARTITION_BY,
+            commit_properties=properties,
+        )
+
+    def merge(self, file_bytes: int) -> tuple[int, int]:
+        """Let Delta merge small files; return how many became how many."""
+        table = self.table()
+        if table is None:
+            return 0, 0
+        found = table.optimize.compact(target_size=file_bytes)
+        return found["numFilesRemoved"], found["numFilesAdded"]
 
 
 class DeltaTarget(Target):
@@ -39,13 +125,8 @@ class DeltaTarget(Target):
 
         Another job, or an export to Parquet, is refused when the target is opened.
         """
-        try:
-            import deltalake  # noqa: F401
-        except ImportError as missing:
-            raise UsageError(
-                'an export to Delta needs deltalake: pip install "hastore[delta]"'
-            ) from missing
-        super().__init__(path, "export --format delta")
+        super().__init__(path, DELTA_JOB)
+        self._log = DeltaLog(str(self.path))
         self.schema: pa.Schema | None = None
 
     def prepare(self, schema: pa.Schema) -> pa.Schema | None:
@@ -79,28 +160,19 @@ class DeltaTarget(Target):
 
     def merge(self, file_bytes: int) -> tuple[int, int]:
         """Let Delta merge small files; return how many became how many."""
-        table = self._table()
-        if table is None:
-            return 0, 0
-        found = table.optimize.compact(target_size=file_bytes)
-        return found["numFilesRemoved"], found["numFilesAdded"]
+        return self._log.merge(file_bytes)
 
     # -- inside ------------------------------------------------------------------------------------
-
-    def _table(self) -> "DeltaTable | None":
-        from deltalake import DeltaTable
-
-        return DeltaTable(str(self.path)) if DeltaTable.is_deltatable(str(self.path)) else None
 
     def _done(self, table: "DeltaTable | None") -> int:
         return 0 if table is None else table.transaction_version(APPLICATION) or 0
 
     def _last(self) -> int:
-        done = self._done(self._table())
+        done = self._done(self._log.table())
         return done if done in self._numbers() else 0
 
     def _recover(self) -> None:
-        table = self._table()
+        table = self._log.table()
         done = self._done(table)
         numbers = self._numbers()
         if numbers and max(numbers) > done + 1:  # only the last commit of a run may not take place
@@ -134,45 +206,7 @@ class DeltaTarget(Target):
         self._entry_path(number).unlink()
 
     def _add(self, number: int, files: Sequence[StagedFile]) -> None:
-        from deltalake import CommitProperties, Schema, Transaction
-        from deltalake.transaction import AddAction, create_table_with_add_actions
-
-        assert self.schema is not None
-        schema = pa.schema([*self.schema, *_PARTITIONS])
-        now_ms = time.time_ns() // 1_000_000
-        actions = [
-            AddAction(
-                file.final,
-                file.size,
-                dict(file.partition),
-                now_ms,
-                True,
-                json.dumps({"numRecords": file.rows}),
-            )
-            for file in files
-        ]
-        properties = CommitProperties(
-            app_transactions=[Transaction(APPLICATION, number, now_ms)],
-            custom_metadata={"hastoreCommit": number},
-        )
-        table = self._table()
-        if table is None:
-            create_table_with_add_actions(
-                str(self.path),
-                Schema.from_arrow(schema),
-                actions,
-                mode="error",
-                partition_by=PARTITION_BY,
-                commit_properties=properties,
-            )
-            return
-        table.create_write_transaction(
-            list(actions),
-            mode="append",
-            schema=Schema.from_arrow(schema),
-            partition_by=PARTITION_BY,
-            commit_properties=properties,
-        )
+        self._log.add(self._log.table(), {APPLICATION: number}, self.schema, files)
 
 
 def files_of(files: Sequence[StagedFile]) -> list[dict[str, str]]:

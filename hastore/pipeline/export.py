@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from hastore.errors import StoreFullError, UsageError
 from hastore.pipeline.delta import DeltaTarget
+from hastore.pipeline.delta_objects import DeltaObjectTarget
 from hastore.pipeline.export_options import INFER, check_options, shape_of, take_over
 from hastore.pipeline.export_options import ExportOptions as ExportOptions
 from hastore.pipeline.json_columns import infer_schema
@@ -281,7 +282,7 @@ def _target(path: str | None, options: ExportOptions) -> ExportTarget:
     if path is None:
         raise UsageError("give a target: a folder, or s3://BUCKET/FOLDER")
     if form == "delta":
-        return DeltaTarget(path)
+        return DeltaObjectTarget(path) if is_bucket(path) else DeltaTarget(path)
     kind = "export" if form == "parquet" else f"export --format {form}"
     return ObjectTarget(path, kind) if is_bucket(path) else Target(path, kind)
 
@@ -308,7 +309,7 @@ def _settle(
 def _merge(
     start: Start, target: ExportTarget, options: ExportOptions, progress: JobProgress
 ) -> tuple[int, int]:
-    if isinstance(target, DeltaTarget):
+    if isinstance(target, DeltaTarget | DeltaObjectTarget):
         return target.merge(options.file_bytes)
     assert isinstance(target, Target | ObjectTarget)
     return merge_files(start, target, options.compression, options.file_bytes, progress)

@@ -17,7 +17,6 @@ and lists that a merge has replaced stay for a day, for readers that began befor
 """
 
 import contextlib
-import json
 import posixpath
 import re
 import time
@@ -26,9 +25,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
-from hastore.errors import StoreBrokenError, StoreInUseError, UsageError
+from hastore.errors import StoreInUseError, UsageError
 from hastore.pipeline.places import Bucket
 from hastore.pipeline.target import StagedFile
 
@@ -90,7 +88,7 @@ class ObjectTarget:
             self._check_place()
             self._name = max(self._commits(), key=_order, default="")
             if self._name:
-                self._entry = self._read(f"{_COMMITS}/{self._name}")
+                self._entry = self._place.read_json(f"{_COMMITS}/{self._name}")
                 self._check(self._entry)
                 self.number, self.state = _order(self._name)[0], self._entry["state"]
         return dict(self.state)
@@ -153,14 +151,9 @@ class ObjectTarget:
 
     def _check_place(self) -> None:
         """Raise UsageError unless the bucket is there and the place is free, or a target."""
-        bucket = self._place.bucket
-        if self._fs.get_file_info(bucket).type == pafs.FileType.NotFound:
-            raise UsageError(
-                f"there is no bucket {bucket!r}, or the keys have no right to it; make it, or give "
-                "another --target"
-            )
+        self._place.check_bucket()
         ours = {_COMMITS.partition("/")[0], DATA}
-        if not {name for name, _ in self._listing("")} <= ours:
+        if not {name for name, _ in self._place.listing("")} <= ours:
             raise UsageError(
                 f"the target {self.path} holds objects of something else; name a new or empty place"
             )
@@ -175,16 +168,8 @@ class ObjectTarget:
             )
         self.kind = entry.get("job")
 
-    def _listing(self, folder: str, *, recursive: bool = False) -> list[tuple[str, pafs.FileInfo]]:
-        """Return what is in a folder, by name relative to the target."""
-        root = self._place.path(folder) if folder else self._place.root
-        found = self._fs.get_file_info(
-            pafs.FileSelector(root, recursive=recursive, allow_not_found=True)
-        )
-        return [(info.path[len(self._place.root) + 1 :], info) for info in found]
-
     def _commits(self) -> list[str]:
-        names = [posixpath.basename(name) for name, _ in self._listing(_COMMITS)]
+        names = [posixpath.basename(name) for name, _ in self._place.listing(_COMMITS)]
         return [name for name in names if _COMMIT_NAME.fullmatch(name)]
 
     def _listed(
@@ -203,7 +188,11 @@ class ObjectTarget:
         return lists, own
 
     def _all_files(self) -> list[dict[str, Any]]:
-        files = [file for one in self._entry.get("lists", ()) for file in self._read(one)["files"]]
+        files = [
+            file
+            for one in self._entry.get("lists", ())
+            for file in self._place.read_json(one)["files"]
+        ]
         return files + list(self._entry.get("files", ()))
 
     def _clean(self) -> None:
@@ -217,30 +206,12 @@ class ObjectTarget:
         now_ns = self._fs.get_file_info(self._place.path(f"{_COMMITS}/{self._name}")).mtime_ns
         limit_ns = min(now_ns, self._began_ns) - _DAY_MS * 1_000_000
         for folder in (DATA, _LISTS):
-            for name, info in self._listing(folder, recursive=True):
+            for name, info in self._place.listing(folder, recursive=True):
                 if info.is_file and info.mtime_ns <= limit_ns and name not in kept:
                     self._fs.delete_file(info.path)
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write an object at once: it is there whole, or not at all."""
-        data = json.dumps(value, ensure_ascii=False, indent=1).encode()
-        with self._fs.open_output_stream(self._place.path(name)) as stream:
-            stream.write(data)
-
-    def _read(self, name: str) -> dict[str, Any]:
-        with self._fs.open_input_stream(self._place.path(name)) as stream:
-            data = stream.read()
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise StoreBrokenError(
-                f"{self.path}/{name} is damaged: {error}; restore it from a backup"
-            ) from error
-        if not isinstance(value, dict):
-            raise StoreBrokenError(
-                f"{self.path}/{name} is damaged: it holds no object; restore it from a backup"
-            )
-        return value
+        self._place.write_json(name, value)
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -7,16 +7,18 @@ name at once; it does not count until a commit names it (object_target.py).
 
 import contextlib
 import functools
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import pyarrow.fs as pafs
 
-from hastore.errors import StoreError, UsageError
+from hastore.errors import StoreBrokenError, StoreError, UsageError
 
 _S3 = re.compile(r"^s3a?://", re.IGNORECASE)
+_COLOURS = re.compile(r"\x1b\[\d*m|\u21b3")  # in the errors of deltalake
 _ATTEMPTS = 5  # of a request; the time between them grows
 
 
@@ -89,9 +91,10 @@ class Bucket:
             raise UsageError(
                 f"the target {url!r} names no place in a bucket; use s3://BUCKET/FOLDER"
             )
+        self.endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         with self.named():
             self.filesystem = _filesystem(
-                os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
+                self.endpoint,
                 os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
                 self.bucket,
             )
@@ -107,14 +110,56 @@ class Bucket:
         size: int = self.filesystem.get_file_info(self.path(name)).size
         return size
 
+    def check_bucket(self) -> None:
+        """Raise UsageError unless the bucket is there."""
+        if self.filesystem.get_file_info(self.bucket).type == pafs.FileType.NotFound:
+            raise UsageError(
+                f"there is no bucket {self.bucket!r}, or the keys have no right to it; make it, or "
+                "give another --target"
+            )
+
+    def listing(self, folder: str, *, recursive: bool = False) -> list[tuple[str, pafs.FileInfo]]:
+        """Return what is in a folder, by name; "" is the whole place."""
+        found = self.filesystem.get_file_info(
+            pafs.FileSelector(
+                self.path(folder) if folder else self.root,
+                recursive=recursive,
+                allow_not_found=True,
+            )
+        )
+        return [(info.path[len(self.root) + 1 :], info) for info in found]
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write an object at once: it is there whole, or not at all."""
+        data = json.dumps(value, ensure_ascii=False, indent=1).encode()
+        with self.filesystem.open_output_stream(self.path(name)) as stream:
+            stream.write(data)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read what `write_json` wrote. Raises StoreBrokenError; OSError if it is not there."""
+        with self.filesystem.open_input_stream(self.path(name)) as stream:
+            data = stream.read()
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise StoreBrokenError(
+                f"{self.url}/{name} is damaged: {error}; restore it from a backup"
+            ) from error
+        if not isinstance(value, dict):
+            raise StoreBrokenError(
+                f"{self.url}/{name} is damaged: it holds no object; restore it from a backup"
+            )
+        return value
+
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
         """Turn an OSError into a StoreError that names the target and the remedy."""
         try:
             yield
         except OSError as failure:
+            text = " ".join(_COLOURS.sub("", str(failure)).split())
             raise StoreError(
-                f"{self.url}: {failure}. Check the bucket's name, the server (AWS_ENDPOINT_URL), "
+                f"{self.url}: {text}. Check the bucket's name, the server (AWS_ENDPOINT_URL), "
                 "the region (AWS_REGION), the keys and their rights, and run the same command again"
             ) from failure
 

@@ -338,7 +338,7 @@ def local_path(text: str) -> Path:
         raise UsageError(
             f"the target {text!r} is not a folder of this machine: files of other file systems "
             "cannot be made visible by one atomic rename. Name a local or mounted folder; only "
-            "`export` of Parquet or ORC files also takes s3://BUCKET/FOLDER"
+            "`export` also takes s3://BUCKET/FOLDER"
         )
     if match:
         text = re.sub(r"^file:(//(localhost)?)?(?=/)", "", text, flags=re.IGNORECASE)

@@ -44,6 +44,7 @@ PLAYED_ELSEWHERE = {
         "tests/pipeline/test_iceberg.py"
     ),
     ("docs/pipeline-jobs.md", "from pyiceberg.catalog.sql"): "tests/pipeline/test_iceberg.py",
+    ("docs/pipeline-jobs.md", "from deltalake"): "tests/pipeline/test_delta_objects.py",
     ("docs/pipeline-jobs.md", "from hastore.pipeline.committed"): (
         "tests/pipeline/test_object_target.py"
     ),

@@ -242,7 +242,6 @@ def test_places_that_cannot_be_a_target_are_refused(tmp_path, fs, url, monkeypat
     with pytest.raises(UsageError, match="holds objects of something else"):
         check_export(where(store), url, ExportOptions())
     for refused in (
-        lambda: check_export(where(store), url, ExportOptions(format="delta")),
         lambda: check_export(where(store), "gs://bucket/x", ExportOptions()),
         lambda: compact(SPARK, where(store), url),
     ):
