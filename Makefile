@@ -27,6 +27,8 @@
 #                       bounds: states, depth, and whether a scope was searched to its end (STATES=n of each scope; SCOPE=name:
 #                       one scope; PLANTED=1: the mistakes that it must find, with the shortest way to each)
 #   make histories      the history checker on 1,000 healthy histories and on corrupted ones, a minute (SEEDS=n; SEED=n repeats a run)
+#   make world          100 walks of whole nodes of each mode on virtual time, network and disk, each about 2 s of CPU; a walk
+#                       that fails is reduced and told (SEED=n: the first; SEEDS=n; MODE=dledger or classic: only that mode)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -55,6 +57,7 @@ WORKERS_OF_REST ?= 4
 BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
+SEEDS ?= 100
 SEED ?= 0
 SEEDS ?= 1000
 ONLY ?=
@@ -91,6 +94,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark planted dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack explore torture torture-rocketmq torture-spark planted dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack histories torture torture-rocketmq torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack world torture torture-rocketmq torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -139,6 +143,9 @@ bench-growth: $(VENV)/.bench
 bench-spark: $(VENV)/.bench-spark
 	@$(SAME_PYTHON)
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
+
+world: $(VENV)/.dev
+	$(BIN)/python -m tests.world --mode $(if $(filter file,$(origin MODE)),both,$(MODE)) --seed $(SEED) --seeds $(SEEDS)
 
 torture: $(VENV)/.dev
 	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s -m full $(TORTURE_$(MODE)) \

@@ -1,0 +1,80 @@
+"""Whole nodes of both modes and their clients on virtual time, network and disk.
+
+`make world` runs many walks: MODE=classic|dledger, SEED=first, SEEDS=how many.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from hastore.config.model import Mode
+from tests.world.events import KINDS
+from tests.world.isolated import run
+from tests.world.planted import BUGS, plan_for, plant
+from tests.world.shrink import kind_of, shrink
+from tests.world.walk import Outcome, plan_of, tour_of
+
+GROUPS = ("tame", "loss", "beyond")
+
+
+def passed(outcome: Outcome) -> Outcome:
+    assert not outcome.problems, f"{outcome.story()}\nmake world SEED={outcome.plan.seed} SEEDS=1"
+    return outcome
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_walk_with_each_kind_of_event(mode):
+    fired: Counter[str] = Counter()
+    for group in GROUPS:
+        outcome = passed(run(tour_of(mode, group)))
+        fired += outcome.fired
+        assert outcome.acked > 50 and outcome.reads > outcome.acked, outcome.story()
+    due = {name for name, kind in KINDS.items() if mode in kind.modes} - {"power of all"}
+    assert not due - fired.keys()
+
+
+def test_a_fresh_walk():
+    seed = random.SystemRandom().randrange(1 << 31)
+    print(f"seed {seed}")
+    passed(run(plan_of(seed, random.Random(seed).choice(list(Mode)))))
+
+
+def test_a_seed_repeats_its_walk_bit_for_bit_also_in_another_process():
+    here = run(plan_of(7, Mode.CLASSIC))
+    code = (
+        "from hastore.config.model import Mode; from tests.world.isolated import run; "
+        "from tests.world.walk import plan_of; print(run(plan_of(7, Mode.CLASSIC)).digest)"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    assert int(there.stdout) == here.digest
+
+
+@pytest.mark.parametrize("name", ["offsets from zero", "commits ahead"])
+def test_a_planted_mistake_is_caught_and_its_walk_reduced(name):
+    mode, seed = BUGS[name][0], BUGS[name][2]
+    broken = partial(run, before=partial(plant, name))
+    caught = broken(plan_for(name))
+    assert caught.problems, name
+    small = shrink(caught, broken, runs=4)
+    assert len(small.plan.events) < len(caught.plan.events)
+    assert kind_of(small.problems[0]) in {kind_of(problem) for problem in caught.problems}
+    assert f"seed {seed}, mode {mode.value}" in small.story()
+
+
+@pytest.mark.full
+@pytest.mark.slow("some fifteen mistakes, each in a walk of whole nodes")
+def test_planted_mistakes_are_caught():
+    missed = [
+        name for name in BUGS if not run(plan_for(name), before=partial(plant, name)).problems
+    ]
+    assert not missed

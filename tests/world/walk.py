@@ -1,0 +1,413 @@
+"""A walk: a group of whole nodes and its clients, events, then healing, and the checks.
+
+`Plan` is all that a walk is; a seed draws one, and a plan repeats its walk bit for bit. After the
+events everything is healed. Then the group must serve again, all logs must be equal, and the
+history must be what was promised.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import traceback
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hastore.client.producer.producer import Producer
+from hastore.config.model import AckPoint, Flush, Mode, Role
+from hastore.errors import HastoreError
+from tests.world import network as networks
+from tests.world import scheduler as schedulers
+from tests.world.clients import (
+    ClientHost,
+    MemberHost,
+    ProducerHost,
+    RangeHost,
+    ReaderHost,
+)
+from tests.world.events import KINDS, Event, draw
+from tests.world.history import TOPIC, History, Log, Violation, check_logs, differences, named
+from tests.world.machine_faults import FaultyMachine
+from tests.world.machines import Shape, addresses, make_config
+
+EVENTS_S = 14.0  # the time in which events begin
+HEAL_S = 240.0  # of virtual time, for the group to serve again
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a walk is."""
+
+    seed: int
+    shape: Shape
+    groups: tuple[str, ...]  # the classes of its events
+    preempts: float
+    events: tuple[Event, ...]
+
+    @property
+    def durable(self) -> bool:
+        return _is_durable(self.shape)
+
+
+def _is_durable(shape: Shape) -> bool:
+    """Whether what is acknowledged survives a power cut of every node."""
+    written = shape.ack_point is AckPoint.WRITTEN and shape.mode is Mode.CLASSIC
+    return shape.flush is Flush.SYNC and not written
+
+
+def plan_of(seed: int, mode: Mode) -> Plan:
+    """Draw the walk of a seed."""
+    chance = random.Random(f"plan {mode.value} {seed}")
+    if mode is Mode.CLASSIC:
+        nodes = chance.choice((2, 2, 3))
+        durable = chance.random() < 0.4
+        shape = Shape(
+            mode, nodes, acks=chance.choice((1, nodes - 1)),
+            ack_point=AckPoint.FLUSHED if durable else AckPoint.WRITTEN,
+            flush=Flush.SYNC if durable else Flush.ASYNC, secret=chance.random() < 0.5,
+        )  # fmt: skip
+        may_fail = shape.acks
+    else:
+        nodes = chance.choice((3, 3, 3, 5))
+        shape = Shape(
+            mode, nodes, flush=Flush.SYNC if chance.random() < 0.8 else Flush.ASYNC,
+            secret=chance.random() < 0.5,
+        )  # fmt: skip
+        may_fail = (nodes - 1) // 2
+    groups = chance.choice((("tame",), ("tame",), ("tame", "loss"), ("tame", "loss", "beyond")))
+    victims = chance.sample(range(nodes), may_fail)
+    events = draw(
+        chance, mode, nodes, EVENTS_S, set(groups), victims, durable=_is_durable(shape)
+    )
+    preempts = chance.choice((0.0, 0.0, 0.02, 0.1))
+    return Plan(seed, shape, groups, preempts, tuple(events))
+
+
+def tour_of(mode: Mode, group: str, seed: int = 0) -> Plan:
+    """Return a walk with every kind of a class once, in an order drawn from the seed."""
+    plan = plan_of(seed, mode)
+    shape = Shape(mode, nodes=3, secret=group != "tame")
+    chance = random.Random(f"tour {mode.value} {group} {seed}")
+    kinds = [name for name, kind in KINDS.items() if mode in kind.modes and kind.group == group]
+    if group == "loss":  # only the victims lose power
+        kinds.remove("power of all")
+    chance.shuffle(kinds)
+    events = []
+    for i, kind in enumerate(kinds):
+        node, other = (0, 1) if group == "loss" else chance.sample(range(shape.nodes), 2)
+        at, lasts = 2.0 + EVENTS_S * i / len(kinds), 0.5 + 2.0 * chance.random()
+        events.append(Event(round(at, 2), kind, node, other, round(lasts, 2), chance.random()))
+    return replace(
+        plan, shape=shape, groups=tuple(dict.fromkeys(("tame", group))), preempts=0.02,
+        events=tuple(events),
+    )  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What became of a walk."""
+
+    plan: Plan
+    problems: list[str]
+    digest: int
+    virtual_s: float
+    switches: int
+    fired: Counter[str]
+    acked: int
+    reads: int
+    log_lines: list[str] = field(default_factory=list)
+
+    def story(self) -> str:
+        """Return the walk as a text for people."""
+        plan, shape = self.plan, self.plan.shape
+        wait = "synced" if plan.durable else "written"
+        lines = [
+            f"seed {plan.seed}, mode {shape.mode.value}: {shape.nodes} nodes, acks {shape.acks}, "
+            f"puts are acknowledged when {wait}; {self.acked} messages acknowledged",
+            *(str(event) for event in plan.events),
+            f"{2 + EVENTS_S:7.2f} s  everything is healed",
+            *(f"    => {problem}" for problem in self.problems),
+        ]
+        return "\n".join(lines)
+
+
+class Walk:
+    """The world of one walk."""
+
+    def __init__(self, plan: Plan, *, trace: bool = False) -> None:
+        self.plan = plan
+        self.world = schedulers.Scheduler(plan.seed)
+        schedulers.activate(self.world)
+        self.network = networks.Network(self.world, plan.seed)
+        networks.activate(self.network)
+        if trace:
+            self.world.trace = []
+        self.history = History()
+        self.fired: Counter[str] = Counter()
+        self.healing = False
+        self.done = False
+        shape, places = plan.shape, addresses(plan.shape.nodes)
+        first = 1 + plan.seed % shape.nodes
+        self.machines = []
+        for n in places:
+            role = None
+            if shape.mode is Mode.CLASSIC:
+                role = Role.SYNC_MASTER if n == first else Role.SLAVE
+            self.machines.append(FaultyMachine(
+                self.world, self.network, n, make_config(shape, n, role, places), plan.seed
+            ))  # fmt: skip
+        self.boot = [place.api for place in places.values()]
+        self.clients = self._make_clients()
+        self.operator = schedulers.Host(self.world, "operator", "127.0.2.1")
+        self.network.join(self.operator)
+
+    def _make_clients(self) -> list[ClientHost]:
+        makes: list[tuple[type[ClientHost], str, list[str]]] = [
+            (ProducerHost, "p1", self.boot), (ProducerHost, "p2", self.boot),
+            (MemberHost, "m1", self.boot), (MemberHost, "m2", self.boot),
+            (RangeHost, "spark", self.boot),
+            *((ReaderHost, f"r{n}", [api]) for n, api in enumerate(self.boot, 1)),
+        ]  # fmt: skip
+        return [
+            make(self.world, self.network, name, f"127.0.1.{i}", self.history, boot, self.plan.seed)
+            for i, (make, name, boot) in enumerate(makes, 1)
+        ]
+
+    def machine(self, index: int) -> FaultyMachine:
+        return self.machines[index]
+
+    def client(self, index: int) -> ClientHost:
+        return self.clients[(index * 31 + len(self.history.sent)) % len(self.clients)]
+
+    def start_client(self, client: ClientHost) -> None:
+        if client.finished and not client.stopping:
+            client.start()
+
+    # -- the walk
+
+    def run(self) -> list[str]:
+        """Run the walk to its end; return what is wrong."""
+        world = self.world
+        world.preempts = self.plan.preempts
+        for machine in self.machines:
+            machine.start()
+        for client in self.clients:
+            client.start()
+        world.after(1.0, self._supervise)
+        for event in self.plan.events:
+            world.after(event.at_s, self._begin, event)
+        world.run(lambda: False, 2.0 + EVENTS_S)
+        self._heal()
+        world.spawn(self.operator, "operator", self._operate)
+        if not world.run(lambda: self.done, HEAL_S):
+            self.history.violate("the group does not serve again: " + self._states())
+        return list(dict.fromkeys(self.history.problems)) + self.world.failures
+
+    def _begin(self, event: Event) -> None:
+        kind = KINDS[event.kind]
+        if kind.group == "beyond" or (
+            kind.group == "loss" and not set(self.plan.groups) & {"loss", "beyond"}
+            and not self.plan.durable
+        ):  # fmt: skip
+            self.history.excuse()
+        self.fired[event.kind] += 1
+        kind.begin(self, event)
+        if kind.end is not None:
+            self.world.after(event.lasts_s, self._end, event)
+
+    def _end(self, event: Event) -> None:
+        end = KINDS[event.kind].end
+        if end is not None and (not self.healing or event.kind in ("swap disks",)):
+            end(self, event)
+
+    def _supervise(self) -> None:
+        """Start the nodes that have ended, as systemd does; restart those that ask for it."""
+        for machine in self.machines:
+            if machine.needs_restart and self.world.chance.random() < 0.3:
+                machine.stop()
+            if not machine.running:
+                machine.start()
+        self.world.after(1.0, self._supervise)
+
+    def _heal(self) -> None:
+        self.healing = True
+        network = self.network
+        network.cut.clear()
+        network.loss.clear()
+        network.slow_s.clear()
+        for host in (*self.machines, *self.clients):
+            self.world.resume(host)
+        for machine in self.machines:
+            machine.disk.slow_s, machine.disk.full = 0.0, False
+            machine.disk.failing.clear()
+            machine.move_back()
+            machine.retain(None)
+        for client in self.clients:
+            self.start_client(client)
+
+    def _states(self) -> str:
+        found = []
+        for machine in self.machines:
+            node = machine.node
+            why = machine.problem if node is None else node.backend.not_ready()
+            found.append(f"{machine.name}: {why}")
+        return "; ".join(found)
+
+    # -- the end
+
+    def _operate(self) -> None:
+        """Bring the group back, stop the clients, and check."""
+        begun, turn = self.world.now, 0
+        while not self._serves():
+            if self.plan.shape.mode is Mode.CLASSIC and self.world.now - begun > 20.0 * turn:
+                self._promote_one(turn)
+                turn += 1
+            if self._may_give_up(begun):
+                self.done = True
+                return
+            self.world.sleep(1.0)
+        for client in self.clients:
+            if isinstance(client, ProducerHost):
+                client.stopping = True
+        self._wait(lambda: all(c.finished for c in self.clients if isinstance(c, ProducerHost)))
+        self._wait(self._logs_equal)
+        self._wait(self._all_read, 150.0)  # the lock of a killed member lives for a minute
+        for client in self.clients:
+            client.stopping = True
+        self._wait(lambda: all(client.finished for client in self.clients), 40.0)
+        if self.fired["rot in the log"]:
+            self._wait(self._mended)
+        self._check()
+        self.done = True
+
+    def _wait(self, is_true: Any, limit_s: float = 60.0) -> bool:
+        end = self.world.now + limit_s
+        while not is_true():
+            if self.world.now > end:
+                return False
+            self.world.sleep(0.2)
+        return True
+
+    def _may_give_up(self, begun: float) -> bool:
+        """Whether nodes that say why they do not start end the walk: beyond what is promised."""
+        broken = [m for m in self.machines if m.problem is not None]
+        loses = set(self.plan.groups) & {"loss", "beyond"}
+        return bool(loses) and (bool(broken) or not self.history.strict) and (
+            self.world.now - begun > 50.0
+        )
+
+    def _promote_one(self, turn: int) -> None:
+        chosen = (self.plan.seed + turn) % len(self.machines)
+        for index, machine in enumerate(self.machines):
+            if index != chosen:
+                machine.set_config(role=Role.SLAVE)
+        self.machines[chosen].promote()
+
+    def _stores(self) -> dict[str, Any]:
+        return {
+            machine.name: machine.node.backend.store
+            for machine in self.machines if machine.node is not None
+        }  # fmt: skip
+
+    def _serves(self) -> bool:
+        """Whether one node takes puts, and a new put is acknowledged."""
+        nodes = [machine.node for machine in self.machines if machine.node is not None]
+        if len(nodes) < len(self.machines) or any(n.failure is not None for n in nodes):
+            return False
+        if sum(node.backend.writable_reason() is None for node in nodes) != 1:
+            return False
+        body = f"operator/{self.world.switches}/1/".encode().ljust(40, b".")
+        self.history.note_sent(body)
+        producer = Producer(self.boot, delivery_timeout_s=4.0)
+        try:
+            self.history.note_acked(body, producer.send_sync(TOPIC, body, queue=0))
+        except HastoreError:
+            return False
+        finally:
+            producer.close(1.0)
+        return True
+
+    def _logs_equal(self) -> bool:
+        stores = self._stores().values()
+        ends = {store.max_offset for store in stores}
+        return len(ends) == 1 and all(
+            store.dispatched_offset == store.max_offset == store.confirmed_offset
+            for store in stores
+        )
+
+    def _mended(self) -> bool:
+        """Whether damaged bytes were replaced by another node's."""
+        return not differences([Log.of(name, one) for name, one in self._stores().items()])
+
+    def _all_read(self) -> bool:
+        missing = [r for r in self.history.acked.values() if (r.queue_id, r.queue_offset) not in
+                   self.history.delivered]  # fmt: skip
+        start = max((store.min_offset for store in self._stores().values()), default=0)
+        return not [one for one in missing if (one.offset or 0) >= start]
+
+    def _check(self) -> None:
+        if not self._logs_equal():
+            ends = {n: (s.max_offset, s.confirmed_offset) for n, s in self._stores().items()}
+            self.history.violate(f"the logs do not become equal: {ends}; {self._states()}")
+            return
+        logs = [Log.of(name, store) for name, store in self._stores().items()]
+        retention = self.fired["retention"] > 0
+        try:
+            check_logs(self.history, logs, retention=retention)
+        except Violation as torn:
+            self.history.violate(str(torn))
+        if self.history.strict:
+            if not self._all_read():
+                got = self.history.delivered
+                missing = [
+                    named(body) for body, result in self.history.acked.items()
+                    if (result.queue_id, result.queue_offset) not in got
+                ]  # fmt: skip
+                self.history.violate(f"the group's members did not get {missing[:5]}")
+            if self.history.lost_positions and not retention:
+                self.history.violate(f"a position was lost: {self.history.lost_positions[0]}")
+
+
+class Lines(logging.Handler):
+    """Keep the last lines that the nodes log, with virtual time; `defects` are program errors."""
+
+    def __init__(self, world: schedulers.Scheduler, most: int) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=most)
+        self.defects: list[str] = []
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        failure = record.exc_info[1] if record.exc_info else None
+        if failure is None and not self.lines.maxlen:
+            return
+        text = record.getMessage()
+        if failure is not None:
+            text += f" [{failure!r}]"
+            if not isinstance(failure, HastoreError | OSError):
+                trace = "".join(traceback.format_exception(failure)[-3:])
+                self.defects.append(f"{self._world.host.name} logs {text}: {trace}")
+        host = self._world.host.name
+        self.lines.append(f"{self._world.now:8.3f} {host} {record.levelname} {text}")
+
+
+def run_plan(plan: Plan, *, lines: int = 0, trace: bool = False) -> Outcome:
+    """Run a walk in this process, whose modules have been replaced (install.py)."""
+    walk = Walk(plan, trace=trace)
+    handler = Lines(walk.world, lines)
+    logger = logging.getLogger("hastore")
+    logger.handlers[:], logger.propagate = [handler], False
+    logger.setLevel("INFO")  # always: what a node does for a line takes time
+    problems = walk.run() + handler.defects
+    world = walk.world
+    return Outcome(
+        plan, problems, world.digest, world.now, world.switches, walk.fired,
+        len(walk.history.acked), walk.history.reads, [*handler.lines, *(world.trace or [])],
+    )  # fmt: skip
+
+
+def without(plan: Plan, dropped: set[int]) -> Plan:
+    """Return the plan without the events at these places."""
+    kept = tuple(event for i, event in enumerate(plan.events) if i not in dropped)
+    return replace(plan, events=kept)
