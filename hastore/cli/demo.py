@@ -280,6 +280,7 @@ def _produce_and_flip(
     roles: "RolesInZooKeeper | None",
 ) -> None:
     half = rows // 2
+    go_on = producer.hold_at(rows * 3 // 4)  # so that a fast one has not sent all by then
     with sending(report, producer, rows) as wait_for:
         if roles is not None:
             roles.go_on_without(producer, wait_for, rows)
@@ -287,6 +288,7 @@ def _produce_and_flip(
         report.step(3, f"Half-way: kill the master (SIGKILL) and promote node {slave.number}")
         killed = time.monotonic()
         master.kill()
+        go_on.set()
         if roles is None:
             status = promote(slave.config, Role.SYNC_MASTER)
         else:
