@@ -326,7 +326,7 @@ TABLE = (
         "the parts of `hastore demo`; the command itself is in `cli/`",
         (
             *("config.checks", "fs", "record.codec", "client.messages"),
-            *("client.producer.producer", "store.offline.reader", "spark.session"),
+            *("client.producer.producer", "store.offline.reader", "history", "spark.session"),
         ),
     ),
     Package(

@@ -58,13 +58,14 @@ from hastore.demo.proof import (
     FlightProducer,
     ProofError,
     count_archived,
-    prove_exactly_once,
+    prove_history,
     prove_identical_logs,
     prove_identical_queues,
 )
 from hastore.demo.requirements import LOG_FILE_BYTES, missing_requirements
 from hastore.demo.zookeeper import ZooKeeper
 from hastore.errors import HastoreError, UsageError
+from hastore.history.recorder import Recorder
 
 TOPIC = "flights"
 PAIR_SIZE = 2
@@ -241,10 +242,11 @@ def run_pair_demo(report: DemoReport, rows: int, *, with_spark: bool, with_zooke
         _start(report, (master, slave))
         report.step(2, f"Send {rows:,} flights; each is acknowledged once the slave has it too")
         group = None if roles is None else roles.group
-        producer = flight_producer((master, slave), rows, group)
+        recorder = Recorder(history_of(report), nodes=PAIR_SIZE)
+        producer = flight_producer((master, slave), rows, recorder, group)
         _produce_and_flip(report, producer, master, slave, rows, roles)
         report.step(4, "Wait until both nodes have everything, and prove that nothing was lost")
-        prove_all(report, producer, (master, slave), rows)
+        prove_all(report, (master, slave), rows)
         if with_spark:
             query_with_spark(report, master, "the slave", rows)  # node 1 is the slave now
         else:
@@ -287,6 +289,7 @@ def _produce_and_flip(
         wait_for(half)
         report.step(3, f"Half-way: kill the master (SIGKILL) and promote node {slave.number}")
         killed = time.monotonic()
+        producer.recorder.fault("kill", master.number)
         master.kill()
         go_on.set()
         if roles is None:
@@ -331,10 +334,11 @@ def run_group_demo(report: DemoReport, rows: int, *, with_spark: bool) -> None:
         report.step(1, f"Start {GROUP_SIZE} nodes on loopback; stores are in {report.folder}")
         _start_group(report, nodes)
         report.step(2, f"Send {rows:,} flights; each is acknowledged once 2 nodes have it on disk")
-        producer = flight_producer(nodes, rows)
+        recorder = Recorder(history_of(report), mode="dledger", nodes=GROUP_SIZE)
+        producer = flight_producer(nodes, rows, recorder)
         _produce_and_kill(report, producer, nodes, rows)
         report.step(4, "Wait until all nodes have everything, and prove that nothing was lost")
-        prove_all(report, producer, nodes, rows)
+        prove_all(report, nodes, rows)
         if with_spark:
             follower = next(node for node in nodes if node is not _leader(nodes)[0])
             query_with_spark(report, follower, f"node {follower.number}, a follower,", rows)
@@ -387,11 +391,11 @@ def _produce_and_kill(
     with sending(report, producer, rows) as wait_for:
         wait_for(rows // (KILLS + 1))
         report.step(3, f"Meanwhile: kill the leader (SIGKILL), {KILLS} times")
-        kills.append(_kill_leader(report, nodes))
+        kills.append(_kill_leader(report, nodes, producer.recorder))
         wait_for(last_third)
         go_on.set()
         wait_for(last_third + 1)
-        kills.append(_kill_leader(report, nodes))
+        kills.append(_kill_leader(report, nodes, producer.recorder))
     archived = [count_archived(node.store) for node in nodes]
     silence = producer.silence
     report.facts["failover"] = {
@@ -406,10 +410,13 @@ def _produce_and_kill(
     )
 
 
-def _kill_leader(report: DemoReport, nodes: Sequence[DemoNode]) -> dict[str, Any]:
+def _kill_leader(
+    report: DemoReport, nodes: Sequence[DemoNode], recorder: Recorder
+) -> dict[str, Any]:
     """Kill the leader, wait for the next one, start the killed node again; return the facts."""
     old, before = _leader(nodes)
     killed = time.monotonic()
+    recorder.fault("kill", old.number)
     old.kill()
     new, after = _leader(nodes)
     led_s = time.monotonic() - killed
@@ -496,15 +503,20 @@ class RolesInZooKeeper:
         self._facts["kills"] += 1
 
 
+def history_of(report: DemoReport) -> pathlib.Path:
+    """Return the file of what the producer sees."""
+    return report.folder / "history.jsonl"
+
+
 def flight_producer(
-    nodes: Sequence[DemoNode], rows: int, group: str | None = None
+    nodes: Sequence[DemoNode], rows: int, recorder: Recorder, group: str | None = None
 ) -> FlightProducer:
     """Return the producer of the flights; it is not started.
 
     It gets the nodes' addresses or, with a `group`, that of the group in ZooKeeper.
     """
     addresses = [node.api for node in nodes] if group is None else [group]
-    return FlightProducer(addresses, TOPIC, read_flights(rows), rows)
+    return FlightProducer(addresses, TOPIC, read_flights(rows), rows, recorder)
 
 
 @contextlib.contextmanager
@@ -536,28 +548,12 @@ def sending(report: DemoReport, producer: FlightProducer, rows: int) -> Iterator
     report.print(f"    {rows:,} acknowledged in {seconds:.1f} s, {rows / seconds:,.0f} a second")
 
 
-def prove_all(
-    report: DemoReport, producer: FlightProducer, nodes: Sequence[DemoNode], rows: int
-) -> None:
-    """Wait until all nodes have the whole log. Then prove that each has each acknowledged message
-    exactly once, and that logs and queues are the same on all of them. Raises ProofError.
+def prove_all(report: DemoReport, nodes: Sequence[DemoNode], rows: int) -> None:
+    """Wait until all nodes have the whole log. Then prove that logs and queues are the same on all
+    of them, and that the log has each acknowledged message exactly once. Raises ProofError.
     """
     end = _wait_until_equal(nodes)
-    with progress_bar(visible=not report.quiet) as progress:
-        for node in nodes:
-            task = progress.add_task(f"    node {node.number}", total=rows, note="")
-            count = prove_exactly_once(
-                node.store,
-                TOPIC,
-                producer.acknowledged,
-                lambda done, task=task: progress.update(task, completed=done),  # type: ignore[misc]
-            )
-            if count != rows:
-                raise ProofError(f"node {node.number} has {count} messages, {rows} were sent")
     all_nodes = "both" if len(nodes) == 2 else f"all {len(nodes)}"
-    report.print(
-        f"    {all_nodes} nodes have all {rows:,} acknowledged messages exactly once, unchanged"
-    )
     first = nodes[0]
     for other in nodes[1:]:
         compared = prove_identical_logs(first.store, other.store)
@@ -566,6 +562,20 @@ def prove_all(
             raise ProofError(f"{compared} bytes of the logs were compared, they end at {end}")
     report.facts |= {"log_bytes_identical": compared, "queue_units_identical": units}
     report.print(f"    {all_nodes} logs are identical, byte for byte: {compared:,} bytes")
+    events = 3 * rows  # a send, its reply and its record
+    with progress_bar(visible=not report.quiet) as progress:
+        task = progress.add_task("    history", total=events, note="")
+        prove_history(
+            history_of(report),
+            first.store,
+            rows,
+            lambda done: progress.update(task, completed=done),
+        )
+    report.facts["history"] = str(history_of(report))
+    report.print(
+        f"    {all_nodes} nodes have all {rows:,} acknowledged messages exactly once, unchanged"
+        " and in order"
+    )
 
 
 def query_with_spark(report: DemoReport, node: DemoNode, what: str, rows: int) -> None:
@@ -588,6 +598,7 @@ def print_next_steps(report: DemoReport, nodes: Sequence[DemoNode], starts: Sequ
     to = ",".join(node.api for node in nodes)
     for line in (
         f"{program('hastore')} log stat --store {nodes[0].store}",
+        f"{program('hastore')} check {history_of(report)} --store {nodes[0].store}",
         *(f"{start} &" for start in starts),
         f"{program('hastore')} status --wait 30 --bootstrap {to}",
         f"{program('hastore')} query --topic {TOPIC} --key UA-1545 --bootstrap {to}",

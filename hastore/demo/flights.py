@@ -10,7 +10,6 @@ import io
 import json
 import pathlib
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +20,6 @@ MEMBER = "flights.csv"
 ROWS = 336_776
 _TEXT_FIELDS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _MISSING = frozenset({"", "NA"})
-_ROW = b'{"row":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +29,6 @@ class Flight:
     row: int
     key: str
     body: bytes
-
-    @property
-    def digest(self) -> int:
-        """Return the body's digest, for a later comparison."""
-        return digest(self.body)
 
 
 @dataclass(slots=True)
@@ -47,19 +40,6 @@ class Delays:
     departure_delay_sum: int = 0
     arrived: int = 0
     arrival_delay_sum: int = 0
-
-
-def digest(body: bytes | memoryview) -> int:
-    """Return CRC-32 and length of a body in one number."""
-    return zlib.crc32(body) | len(body) << 32
-
-
-def row_of(body: bytes) -> int | None:
-    """Return the row of the flight in a message's body; None when the body is not a flight."""
-    if not body.startswith(_ROW):
-        return None
-    number = body[len(_ROW) : body.find(b",")]
-    return int(number) if number.isdigit() else None
 
 
 def find_flights() -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""The demo's proofs, and its producer, which notes what they need: each acknowledged offset."""
+"""The demo's proofs, and its producer, which records the history that they need."""
 
 import os
 import pathlib
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from hastore.client.messages import SendResult
 from hastore.client.producer.producer import Producer
-from hastore.demo.flights import Flight, digest, row_of
+from hastore.demo.flights import Flight
 from hastore.errors import HastoreError
-from hastore.record.codec import check_record, decode_record
+from hastore.history.recorder import Recorder
+from hastore.record.codec import check_record
 from hastore.store.offline.reader import StoreReader
 
 _CHUNK = 1 << 20
@@ -22,60 +23,29 @@ class ProofError(HastoreError):
     """A proof failed, so the demo fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """Offset and digest of an acknowledged message, as the producer knows them."""
-
-    offset: int
-    digest: int
-
-
-def prove_exactly_once(
-    store: pathlib.Path,
-    topic: str,
-    acknowledged: list[Acknowledged | None],
-    on_progress: Callable[[int], None],
+def prove_history(
+    history: pathlib.Path, store: pathlib.Path, rows: int, on_progress: Callable[[int], None]
 ) -> int:
-    """Read all of `topic` from the store at `store`; return the number of messages.
+    """Check what the producer has seen, as `hastore check` does, beside the log of a store.
 
-    `acknowledged` has an entry for each row that was sent, None if it was not acknowledged. Raises
-    ProofError for a message that is missing, duplicate, changed, unknown, or not at its
-    acknowledged offset.
+    Returns the number of messages. Raises ProofError for a broken promise, such as a message that
+    is missing, duplicate, changed, unknown or not at its acknowledged offset; and unless all `rows`
+    were acknowledged, by more than one master, with a kill in between.
     """
-    seen = bytearray(len(acknowledged))
-    count = 0
-    with StoreReader(str(store)) as reader:
-        for offset, raw in reader.raw_records():
-            record = decode_record(raw)
-            if record.topic != topic:
-                continue
-            row = row_of(record.body)
-            if row is None or row >= len(acknowledged):
-                raise ProofError(
-                    f"a message at offset {offset} was never sent: {record.body[:60]!r}"
-                )
-            if seen[row]:
-                raise ProofError(
-                    f"row {row} is in the log twice, the second time at offset {offset}"
-                )
-            seen[row] = 1
-            expected = acknowledged[row]
-            if expected is not None and expected.offset != offset:
-                raise ProofError(
-                    f"row {row} was acknowledged at {expected.offset}, but is at {offset}"
-                )
-            if expected is not None and expected.digest != digest(record.body):
-                raise ProofError(f"row {row} at offset {offset} is not what was sent")
-            count += 1
-            if count % 5_000 == 0:
-                on_progress(count)
-    lost = [row for row, known in enumerate(acknowledged) if known is not None and not seen[row]]
-    if lost:
-        raise ProofError(
-            f"{len(lost)} acknowledged messages are missing, the first is row {lost[0]}"
-        )
-    on_progress(count)
-    return count
+    from hastore.history.files import Lines, check  # here: it needs numpy
+
+    lines = Lines()
+    report = check(
+        [history], store=store, expect=("flip", "kill"), lines=lines, on_progress=on_progress
+    )
+    if report.vacuous:
+        raise ProofError(f"{history} proves nothing: {report.vacuous[0]}")
+    if report.findings:
+        raise ProofError(report.findings[0].named(lines.name))
+    found = report.counts["acknowledged_and_found"]
+    if not found == report.counts["records"] == rows:
+        raise ProofError(f"{found} messages are found, {rows} were sent")
+    return found
 
 
 def prove_identical_logs(left: pathlib.Path, right: pathlib.Path) -> int:
@@ -179,16 +149,23 @@ class FlightProducer(threading.Thread):
     """Send flights in a thread of its own, many at a time; each waits for the slave too."""
 
     def __init__(
-        self, addresses: list[str], topic: str, flights: Iterable[Flight], rows: int
+        self,
+        addresses: list[str],
+        topic: str,
+        flights: Iterable[Flight],
+        rows: int,
+        recorder: Recorder,
     ) -> None:
+        """Record what is sent with `recorder`, which is closed when all is settled."""
         super().__init__(name="flights", daemon=True)
-        self.acknowledged: list[Acknowledged | None] = [None] * rows
+        self.recorder = recorder
         self.levels: dict[str, int] = {}
         self.failure: Exception | None = None
         self.count = 0  # acknowledged so far
         self.silence = Silence(0.0, 0)
         self._topic = topic
         self._flights = flights
+        self._rows = rows
         self._addresses = addresses
         self._last_ack = 0.0
         self._held_row = -1
@@ -198,16 +175,15 @@ class FlightProducer(threading.Thread):
     def run(self) -> None:
         """Send all flights and wait until all are settled; keep a failure in `failure`."""
         try:
-            with Producer(
-                self._addresses, acks="all", delivery_timeout_s=DELIVERY_TIMEOUT_S
-            ) as producer:
+            own = Producer(self._addresses, acks="all", delivery_timeout_s=DELIVERY_TIMEOUT_S)
+            with self.recorder, self.recorder.producer(own, acks="all") as producer:
                 self._last_ack = time.monotonic()
                 for flight in self._flights:
                     if flight.row == self._held_row:
                         self._go_on.wait()
                         self._last_ack = time.monotonic()  # nothing was sent meanwhile
                     future = producer.send(self._topic, flight.body, key=flight.key)
-                    future.add_done_callback(self._settle(flight.row, flight.digest))
+                    future.add_done_callback(self._settle(flight.row))
                     if self.failure is not None:
                         break
                 producer.flush()
@@ -232,22 +208,20 @@ class FlightProducer(threading.Thread):
             if not self.is_alive():
                 raise HastoreError(f"the producer ended after {self.count} of {count} messages")
 
-    def _settle(self, row: int, digest: int) -> Callable[[Future[SendResult]], None]:
+    def _settle(self, row: int) -> Callable[[Future[SendResult]], None]:
         def settled(future: Future[SendResult]) -> None:
             failure = future.exception()
             if failure is not None:
                 self._fail(HastoreError(f"row {row} was not acknowledged: {failure}"))
                 return
             result = future.result()
-            assert result.offset is not None  # every acknowledged put has an offset
             now = time.monotonic()
             if now - self._last_ack > self.silence.seconds:
                 self.silence = Silence(now - self._last_ack, self.count)
             self._last_ack = now
-            self.acknowledged[row] = Acknowledged(result.offset, digest)
             self.levels[result.level] = self.levels.get(result.level, 0) + 1
             self.count += 1
-            if self.count % 256 == 0 or self.count == len(self.acknowledged):
+            if self.count % 256 == 0 or self.count == self._rows:
                 with self._moved:
                     self._moved.notify_all()
 

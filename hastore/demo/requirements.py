@@ -16,6 +16,7 @@ from hastore.errors import HastoreError, UsageError
 
 LOG_FILE_BYTES = 64 * MIB  # small, so that the log rolls over a few times
 _FLIGHT_BYTES = 480  # of log per flight; measured: 457
+_HISTORY_BYTES = 300  # of history per flight; measured: 277
 _OTHER_BYTES = 64 * MIB  # consume queues and key index of a node
 _SPARK_PACKAGES = ("pyspark", "pyarrow", "matplotlib")
 _SPARK_MIN = (4, 1)
@@ -51,9 +52,12 @@ def missing_requirements(
 
 
 def needed_bytes(rows: int, nodes: int = 2) -> int:
-    """Return about how many bytes the stores take, with the log file that is allocated ahead."""
+    """Return about how many bytes the stores and the history take.
+
+    Each store has a log file that is allocated ahead.
+    """
     files = rows * _FLIGHT_BYTES // LOG_FILE_BYTES + 2
-    return nodes * (files * LOG_FILE_BYTES + _OTHER_BYTES)
+    return nodes * (files * LOG_FILE_BYTES + _OTHER_BYTES) + rows * _HISTORY_BYTES
 
 
 def _spark() -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -134,13 +135,7 @@ class _Calls:
     def __init__(self, recorder: Recorder, name: str) -> None:
         self.recorder = recorder
         self.name = name
-        self._op = 0
-        self._lock = threading.Lock()
-
-    def next(self) -> int:
-        with self._lock:
-            self._op += 1
-            return self._op
+        self.next = itertools.count(1).__next__
 
     def end(self, op: int, result: SendResult | None = None) -> None:
         """Note that a call has succeeded."""
@@ -194,8 +189,11 @@ class RecordedProducer:
     def send(self, topic: str, body: bytes, **more: Any) -> Future[SendResult]:
         """Send a message as Producer.send does."""
         op = self._begin(topic, body, more.get("key"), more.get("delay_level") is not None)
-        with self._failing([op]):
+        try:
             future: Future[SendResult] = self._producer.send(topic, body, **more)
+        except BaseException as failure:
+            self._calls.fail(op, failure)
+            raise
         future.add_done_callback(lambda done: self._ended([op], done))
         return future
 

@@ -3,6 +3,7 @@
 import pytest
 
 from hastore.demo.requirements import missing_requirements, needed_bytes
+from tests.cli.kit import hastore
 from tests.demo.small import run_small_demo
 
 
@@ -19,8 +20,12 @@ def test_the_leader_is_killed_twice_and_all_proofs_hold(tmp_path):
     for number in range(1, 7):
         assert f"{number}/6 " in told
     assert len(list(folder.glob("node*/dledger-*/data"))) == 3
+    nodes = sorted(folder.glob("node?"))
+    done = hastore("check", facts["history"], "--store", str(nodes[2]), "--expect", "flip,kill")
+    assert done.returncode == 0 and "faults: kill 2\n" in done.stdout, done.stderr
 
 
 def test_three_nodes_need_more_room_than_two(tmp_path):
     assert list(missing_requirements(tmp_path, 100, with_spark=False, nodes=3)) == []
-    assert needed_bytes(100, 3) * 2 == needed_bytes(100) * 3
+    stores = needed_bytes(0)
+    assert needed_bytes(0, 3) * 2 == stores * 3 < needed_bytes(100_000, 3) * 2

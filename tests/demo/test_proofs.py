@@ -5,15 +5,15 @@ import shutil
 
 import pytest
 
-from hastore.demo.flights import ROWS, count_rows, read_delays, read_flights, row_of
+from hastore.demo.flights import ROWS, count_rows, read_delays, read_flights
 from hastore.demo.proof import (
-    Acknowledged,
     ProofError,
     count_archived,
-    prove_exactly_once,
+    prove_history,
     prove_identical_logs,
     prove_identical_queues,
 )
+from hastore.history.rules import events as e
 from hastore.record.codec import build_record
 from hastore.store.offline.reader import StoreReader
 from tests.store.kit import BORN, opened, put
@@ -23,24 +23,33 @@ SENT = 400
 
 @pytest.fixture
 def known(tmp_path):
-    """Put flights into a store and close it; return it and what the producer would know."""
-    store, rows = tmp_path / "node1", []
+    """Put flights into a store and close it; return it and what the producer would have seen."""
+    store, events = tmp_path / "node1", [e.Header(nodes=2)]
     with opened(store) as messages:
         for flight in read_flights(SENT):
-            (result,) = put(
-                messages,
-                build_record(
-                    "flights",
-                    flight.body,
-                    queue_id=flight.row % 4,
-                    properties=[("KEYS", flight.key)],
-                    born_timestamp_ms=1_700_000_000_000,
-                    born_host=BORN,
-                ),
-            )
-            rows.append(Acknowledged(result.offset, flight.digest))
+            (result,) = put(messages, record_of(flight))
+            digest = e.digest_of("flights", flight.key, flight.body)
+            t, epoch = 10 * flight.row, 1 if flight.row < SENT // 2 else 2
+            events.append(e.Send("p", flight.row, t, "flights", digest))
+            if flight.row == SENT // 2:
+                events.append(e.Fault(t, "kill", 1))
+            events.append(
+                e.Ok("p", flight.row, t + 5, "SYNC_MEM(1)", result.offset, flight.row % 4,
+                     result.queue_offset, epoch)
+            )  # fmt: skip
         confirm(messages)
-    return store, rows
+    return store, events
+
+
+def record_of(flight):
+    return build_record(
+        "flights",
+        flight.body,
+        queue_id=flight.row % 4,
+        properties=[("KEYS", flight.key)],
+        born_timestamp_ms=1_700_000_000_000,
+        born_host=BORN,
+    )
 
 
 def confirm(messages):
@@ -50,47 +59,59 @@ def confirm(messages):
     assert messages.wait_dispatched(end, 60), messages.problems
 
 
-def prove(store, known):
-    return prove_exactly_once(store, "flights", known, lambda count: None)
+def prove(store, events):
+    history = store.parent / "history.jsonl"
+    history.write_bytes(b"".join(map(e.encode, events)))
+    return prove_history(history, store, SENT, lambda done: None)
 
 
 def test_the_proof_holds_for_what_was_sent(known):
-    store, rows = known
-    assert prove(store, rows) == len(rows)
+    assert prove(*known) == SENT
 
 
 def test_a_missing_message_is_noticed(known):
-    store, rows = known
-    with pytest.raises(ProofError, match="1 acknowledged messages are missing"):
-        prove(store, [*rows, Acknowledged(1, 1)])
+    store, events = known
+    more = e.Send("p", SENT, 1, "flights", "0" * 16), e.Ok("p", SENT, 2, "SYNC_MEM(1)", 9, 0, 9, 1)
+    with pytest.raises(ProofError, match="durable: acknowledged at 9 .*, not in the log"):
+        prove(store, [*events, *more])
 
 
 def test_an_unknown_message_is_noticed(known):
-    store, rows = known
-    with pytest.raises(ProofError, match="never sent"):
-        prove(store, rows[:-1])
+    store, events = known
+    with pytest.raises(ProofError, match=r"phantom: nobody has sent the record of flights\[3\]"):
+        prove(store, events[:-2])
 
 
 def test_a_changed_or_moved_message_is_noticed(known):
-    store, rows = known
-    one = rows[10]
-    with pytest.raises(ProofError, match="row 10 at offset .* is not what was sent"):
-        prove(store, [*rows[:10], Acknowledged(one.offset, one.digest + 1), *rows[11:]])
-    with pytest.raises(ProofError, match="row 10 was acknowledged at"):
-        prove(store, [*rows[:10], Acknowledged(one.offset + 1, one.digest), *rows[11:]])
+    store, events = known
+    ok = events[2]
+    ok.offset += 1
+    with pytest.raises(ProofError, match="durable: acknowledged at 1 .*, not there in the log"):
+        prove(store, events)
+    ok.offset -= 1
+    events[1].digest = "0" * 16
+    with pytest.raises(ProofError, match="durable: acknowledged at 0 .*, not in the log"):
+        prove(store, events)
 
 
 def test_a_message_that_is_there_twice_is_noticed(known):
-    store, rows = known
+    store, events = known
     with opened(store) as messages:
-        again = next(read_flights(1))
-        put(
-            messages,
-            build_record("flights", again.body, queue_id=0, born_timestamp_ms=1, born_host=BORN),
-        )
+        put(messages, record_of(next(iter(read_flights(1)))))
         confirm(messages)
-    with pytest.raises(ProofError, match="row 0 is in the log twice"):
-        prove(store, rows)
+    with pytest.raises(ProofError, match="once: a message is once more in flights"):
+        prove(store, events)
+
+
+def test_a_proof_without_a_kill_or_an_acknowledgement_is_none(known):
+    store, events = known
+    with pytest.raises(ProofError, match="proves nothing: there was no kill"):
+        prove(store, [one for one in events if not isinstance(one, e.Fault)])
+    unknown = e.Send("p", SENT, 1, "flights", "0" * 16), e.Info("p", SENT, 2, "TIMEOUT")
+    assert prove(store, [*events, *unknown]) == SENT
+    events[-1] = e.Info("p", SENT - 1, events[-1].t, "TIMEOUT")
+    with pytest.raises(ProofError, match=f"{SENT - 1} messages are found, {SENT} were sent"):
+        prove(store, events)
 
 
 def test_logs_that_differ_are_noticed(known, tmp_path):
@@ -144,6 +165,5 @@ def test_the_data_is_whole():
 
 def test_a_flight_is_json_with_its_row_first():
     first = next(iter(read_flights(1)))
-    assert json.loads(first.body)["row"] == first.row == row_of(first.body) == 0
+    assert json.loads(first.body)["row"] == first.row == 0
     assert first.key == "UA-1545" and json.loads(first.body)["dep_delay"] == 2
-    assert row_of(b"no flight") is None and row_of(b'{"row":x,') is None
