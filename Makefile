@@ -29,6 +29,8 @@
 #   make histories      the history checker on 1,000 healthy histories and on corrupted ones, a minute (SEEDS=n; SEED=n repeats a run)
 #   make world          100 walks of whole nodes of each mode on virtual time, network and disk, each about 2 s of CPU; a walk
 #                       that fails is reduced and told (SEED=n: the first; SEEDS=n; MODE=dledger or classic: only that mode)
+#   make crash-points   200,000 states that a power loss may leave of stores of both modes, each recovered from and checked, in a
+#                       file system in memory; 20 minutes on two cores (STATES=n, SEED=n, ONLY=classic,dledger), then planted mistakes
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -66,6 +68,7 @@ MARKDOWN ?=
 STATES ?= 2000000
 SCOPE ?=
 PLANTED ?=
+STATES ?= 200000
 TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
 TORTURE_dledger := tests/torture/test_dledger.py
 # `make check test` runs the style test once.
@@ -95,6 +98,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack explore torture torture-rocketmq torture-spark planted dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack histories torture torture-rocketmq torture-spark dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack world torture torture-rocketmq torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack crash-points torture torture-rocketmq torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -181,6 +185,9 @@ attack: $(VENV)/.dev
 explore: $(VENV)/.dev
 	$(BIN)/python -m tests.explore --mode $(if $(filter file,$(origin MODE)),dledger,$(MODE)) --states $(STATES) \
 		--scope "$(SCOPE)" $(if $(PLANTED),--planted)
+crash-points: $(VENV)/.dev
+	$(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --only "$(ONLY)"
+	$(BIN)/python -m tests.crash --planted --states $(STATES)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

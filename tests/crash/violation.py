@@ -1,0 +1,5 @@
+"""What a check of a crash state raises."""
+
+
+class Violation(AssertionError):
+    """A promise is broken."""
