@@ -29,6 +29,8 @@ from hastore.protocol.hello import decode_answer, decode_hello
 from hastore.record.queue_ends import PROPERTY, QUEUES_TOPIC, queue_ends_in
 from hastore.record.topic_records import change_in
 from hastore.registry.remembered import RegistryMemory
+from hastore.server.broker_tables import POSITIONS, load
+from hastore.server.remoting.group_requests import _member_of
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.stated_ends import StatedEnds
 from hastore.store.derived.deliveries import read_delays
@@ -170,3 +172,13 @@ def test_a_number_that_no_node_writes_shows_damage(name: str, text: str) -> None
 def test_a_table_of_positions_that_says_nothing_readable_is_refused(table: str) -> None:
     with pytest.raises(UsageError, match=r"consumerOffset\.json"):
         parse_offsets('{"offsetTable":' + table + "}")
+
+
+def test_a_string_that_does_not_end_is_read_once() -> None:
+    """Not once from each quote in it: some 100 KB of a client would stop the node for minutes."""
+    endless = b'"' + b'\\"' * 500_000
+    with pytest.raises(CorruptRecordError):
+        load(POSITIONS, b"{" + endless)
+    with pytest.raises(UsageError):
+        parse_offsets((b"{" + endless).decode())
+    assert _member_of(b'"messageQueueTable":{' + endless, b'"messageQueueTable":') is None

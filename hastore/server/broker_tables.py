@@ -31,7 +31,8 @@ from hastore.server.remoting.topics import OWN_ATTRIBUTES, SYSTEM, SYSTEM_PREFIX
 
 MAX_BYTES = 64 * 1024 * 1024  # of a table
 _NAMED_MAX = 5  # of what is left out
-_NUMBER_KEY = re.compile(rb'("(?:\\.|[^"\\])*")|([{,]\s*)(-?\d{1,20})(\s*:)')
+# A string that does not end is matched to the end, or each quote in it would be tried in turn.
+_NUMBER_KEY = re.compile(rb'("(?:[^"\\]|\\.)*+"?)|([{,]\s*+)(-?\d{1,20})(\s*+:)')
 _DECIMAL = re.compile("[0-9]{1,19}")
 _LONG_MAX, _INT_MAX = 2**63 - 1, 2**31 - 1
 # Groups of RocketMQ's own: its tools, and its reading of half messages.

@@ -47,7 +47,8 @@ MAX_QUEUES = 1_024  # in one commit
 _TABLE = "offsetTable"
 # RocketMQ writes numbers as keys, which is not JSON. The pattern matches whole strings too, so that
 # nothing inside a string is changed.
-_NUMBER_KEY = re.compile(r'("(?:\\.|[^"\\])*")|([{,]\s*)(\d+)(\s*:)')
+# A string that does not end is matched to the end, or each quote in it would be tried in turn.
+_NUMBER_KEY = re.compile(r'("(?:[^"\\]|\\.)*+"?)|([{,]\s*+)(\d++)(\s*+:)')
 _names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
     tuple[api.Group, api.Name]
 )

@@ -41,7 +41,8 @@ STATUS_MS = 5_000.0
 STATUS_BYTES = 256 * 1024  # of a consumer's answer about its positions
 STATUS_SUM_BYTES = 16 * 1024 * 1024  # of all those that wait for the answers of other consumers
 ASKED_OF_ONE = 64  # questions that one request may cause
-_BRACES = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]')
+# A string that does not end is matched to the end, or each quote in it would be tried in turn.
+_BRACES = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}]')
 _CONSUMER_GROUP = "consumerGroup"
 _ACCEPTED = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "false"}
 _INCOMPLETE = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
