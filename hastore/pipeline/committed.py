@@ -1,4 +1,4 @@
-"""Read what an export has committed in a bucket, where a list of its objects may have more.
+"""Read what a job has committed in a bucket, where a list of its objects may have more.
 
 The functions need pyarrow, and no Spark.
 """
@@ -12,11 +12,12 @@ from hastore.pipeline.places import Bucket
 
 
 def committed_files(target: str) -> list[str]:
-    """Return the URLs of the files that an export to s3://BUCKET/FOLDER has committed, sorted.
+    """Return the URLs of the files that a job has committed in s3://BUCKET/FOLDER, sorted.
 
-    They hold each exported message once; other files in the target do not count. They stay for a
-    day at least, also if they are merged meanwhile. [] if nothing is exported yet. Raises
-    UsageError, and StoreError if the bucket is not reached.
+    They hold each exported message once, or the latest of each key of a compacted topic; other
+    files in the target do not count. They stay for a day at least, also if they are merged or
+    replaced meanwhile. [] if there are none yet. Raises UsageError, and StoreError if the bucket is
+    not reached.
     """
     opened = ObjectTarget(target)
     opened.look()
@@ -24,7 +25,7 @@ def committed_files(target: str) -> list[str]:
 
 
 def committed_dataset(target: str) -> pads.Dataset:
-    """Return `committed_files` as a dataset of pyarrow, with the columns `topic` and `date`.
+    """Return `committed_files` as a dataset of pyarrow, with `topic` and, of an export, `date`.
 
     Raises UsageError if nothing is exported yet, and what `committed_files` raises.
     """
@@ -32,9 +33,14 @@ def committed_dataset(target: str) -> pads.Dataset:
     opened.look()
     files = _urls(opened)
     if not files:
-        raise UsageError(f"nothing was exported to {target} yet; run `hastore pipeline export`")
+        raise UsageError(
+            f"nothing was exported to {target} yet, or no key is left; run `hastore pipeline "
+            "export` or `compact`"
+        )
     place = Bucket(target)
-    partitions = pa.schema([("topic", pa.string()), ("date", pa.date32())])
+    partitions = pa.schema([("topic", pa.string())])
+    if opened.kind != "compact":
+        partitions = partitions.append(pa.field("date", pa.date32()))
     with place.named():
         return pads.dataset(
             [file.removeprefix("s3://") for file in files],

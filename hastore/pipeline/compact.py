@@ -15,23 +15,27 @@ are stored already, and each change is in the topic once.
 
 import functools
 import json
-import os
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from hastore.client import Admin
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.errors import StoreFullError, UsageError
-from hastore.pipeline.parquet_files import TASK_BYTES, parquet_writer, record_sizes, row_groups
+from hastore.pipeline.compact_files import (
+    FRESH,
+    RowWriter,
+    read_rows,
+    staged_files,
+    write_rows,
+)
+from hastore.pipeline.object_target import CHANGES, DATA, ObjectTarget
+from hastore.pipeline.parquet_files import TASK_BYTES, record_sizes
+from hastore.pipeline.places import is_bucket
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import (
     ReadPositions,
@@ -41,15 +45,7 @@ from hastore.pipeline.read_positions import (
     unread,
 )
 from hastore.pipeline.running import Start, Stopwatch, run_action
-from hastore.pipeline.target import (
-    StagedFile,
-    Target,
-    check_compression,
-    escape,
-    needs_room,
-    spark_path,
-    sync_file,
-)
+from hastore.pipeline.target import Target, check_compression, escape
 from hastore.pipeline.where import Where, as_option, servers_option
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
@@ -115,6 +111,7 @@ def compact(
 ) -> CompactSummary:
     """Bring the target up to the end of the topic now: one row for each key that is not deleted.
 
+    `target` is a folder's path, or s3://BUCKET/FOLDER; committed.py reads the latter.
     Raises UsageError for wrong arguments, and PositionLostError if the log was cut after an earlier
     run. The target changes at once, when the run ends; a run that dies changes nothing.
     """
@@ -140,7 +137,7 @@ def compact_with(
     where = replace(where, topics=strategy.topics)
     with open_backend(parsed) as backend:
         select(strategy, backend)  # its errors before the target
-        with Target(target, "compact") as opened:
+        with _target(target) as opened:
             options = _take_over(opened.path, opened.state, topic, options)
             published = _publish(watch.start, opened, options, progress)  # of a run that died
             positions, ranges, lost = unread(
@@ -174,10 +171,14 @@ def check_compact(where: Where, target: str, options: CompactOptions) -> None:
     """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
     check_compression(options.compression)
     (topic,) = _topic(where.parsed()).topics
-    opened = Target(target, "compact")
+    opened = _target(target)
     state = opened.look()
     where.check()
     _take_over(opened.path, state, topic, options)
+
+
+def _target(path: str) -> Target | ObjectTarget:
+    return ObjectTarget(path, "compact") if is_bucket(path) else Target(path, "compact")
 
 
 def _topic(parsed: SourceOptions) -> Subscribe:
@@ -192,7 +193,7 @@ def _topic(parsed: SourceOptions) -> Subscribe:
 
 
 def _take_over(
-    path: Path, state: Mapping[str, Any], topic: str, options: CompactOptions
+    path: Path | str, state: Mapping[str, Any], topic: str, options: CompactOptions
 ) -> CompactOptions:
     """Return the options, with those of the first run where none are given.
 
@@ -205,13 +206,13 @@ def _take_over(
         return replace(options, keep_without_key=bool(options.keep_without_key))
     if state["topic"] != topic:
         raise UsageError(
-            f"{path} has the topic {state['topic']!r}; name another folder for {topic!r}"
+            f"{path} has the topic {state['topic']!r}; name another target for {topic!r}"
         )
     kept = state["keep_without_key"]
     if options.keep_without_key not in (None, kept):
         raise UsageError(
             f"{path} {'keeps' if kept else 'drops'} messages without a key since its first run; "
-            f"leave out --without-key {'drop' if kept else 'keep'}, or name another folder"
+            f"leave out --without-key {'drop' if kept else 'keep'}, or name another target"
         )
     to_topic, servers = state["to_topic"], state.get("to_servers")
     if destination is None and to_topic is not None:
@@ -225,12 +226,14 @@ def _take_over(
         where = "no topic" if to_topic is None else f"the topic {to_topic!r}"
         raise UsageError(
             f"{path} writes its changes to {where} since its first run; leave out --to-topic "
-            f"{destination.topic}, or name another folder"
+            f"{destination.topic}, or name another target"
         )
     return replace(options, keep_without_key=kept, destination=destination)
 
 
-def _publish(start: Start, target: Target, options: CompactOptions, progress: JobProgress) -> int:
+def _publish(
+    start: Start, target: Target | ObjectTarget, options: CompactOptions, progress: JobProgress
+) -> int:
     if options.destination is None:
         return 0
     progress.keep(
@@ -242,7 +245,7 @@ def _publish(start: Start, target: Target, options: CompactOptions, progress: Jo
 
 def _rewrite(
     spark: SparkSession,
-    target: Target,
+    target: Target | ObjectTarget,
     where: Where,
     backend: Backend,
     ranges: Mapping[TopicPartition, OffsetRange],
@@ -256,18 +259,22 @@ def _rewrite(
     before = target.files()
     frame = _messages(spark, where, ranges, options).withColumn(FRESH, f.lit(True))
     if before:
-        paths = [spark_path(target.path / name) for name in before]
-        old = spark.read.schema(_DDL).parquet(*paths).withColumn(FRESH, f.lit(False))
+        old = read_rows(spark, target.root, list(before), _DDL).withColumn(FRESH, f.lit(False))
         frame = old.unionByName(frame)
     size = sum(before.values()) + sum(
         span.size * record_sizes(backend, {key: span})[key.topic] for key, span in ranges.items()
     )
+    number = target.number + 1
+    folder, changes_folder = f"topic={escape(topic)}", f"{CHANGES}/{number:08}"
+    if target.in_place:
+        folder, changes_folder = f"{DATA}/{folder}", f"{changes_folder}-{target.run}"
     writer = RowWriter(
-        str(target.path),
-        os.path.relpath(target.staging, target.path),
+        target.root,
+        folder if target.in_place else target.staging_name,
         options.compression,
         changes=options.destination is not None,
         deletions=bool(before),  # in a new topic there is nothing to delete
+        changes_staging=changes_folder if target.in_place else None,
     )
     usual = spark.conf.get(_SHUFFLE) or "200"
     spark.conf.set(_SHUFFLE, str(max(1, round(size / TASK_BYTES))))
@@ -278,13 +285,12 @@ def _rewrite(
             write_rows(latest(frame, bool(options.keep_without_key)), writer),
             progress,
         )
-        files = staged_files(rows, f"topic={escape(topic)}", changes=False)
-        counts = _count(spark, [spark_path(target.path / file.staged) for file in files])
     finally:
         spark.conf.set(_SHUFFLE, usual)
     check_unchanged(backend, ends)
-    number = target.number + 1
-    changes = staged_files(rows, f"_hastore/changes/{number:08}", changes=True)
+    files = staged_files(rows, folder, changes=False)
+    changes = staged_files(rows, changes_folder, changes=True)
+    with_key = sum(row.with_key for row in rows if not row.changes)
     state = {
         "topic": topic,
         "to_topic": options.destination.topic if options.destination else None,
@@ -297,7 +303,8 @@ def _rewrite(
         "keep_without_key": options.keep_without_key,
         "columns": list(COLUMNS),
         "positions": positions_as_json(positions | ends),
-        **counts,
+        "keys": with_key,
+        "without_key": sum(file.rows for file in files) - with_key,
     }
     with interrupted_later():  # a stop reports all that is committed
         target.commit(state, [*files, *changes], removed=sorted(before))
@@ -350,119 +357,6 @@ def latest(frame: DataFrame, keep_without_key: bool) -> DataFrame:
     return rows.unionByName(frame.where("key IS NULL").select(*COLUMNS, FRESH))
 
 
-def _count(spark: SparkSession, paths: Sequence[str]) -> dict[str, int]:
-    """Return the rows with and without a key in some files."""
-    if not paths:
-        return {"keys": 0, "without_key": 0}
-    frame = spark.read.schema(_DDL).parquet(*paths)
-    row = frame.agg(f.count("key").alias("keys"), f.count("*").alias("all")).first()
-    assert row is not None
-    return {"keys": row["keys"], "without_key": row["all"] - row["keys"]}
-
-
-# -- the files of one task -------------------------------------------------------------------------
-
-
-FRESH = "fresh"  # the column that says whether this run has read the row from the log
-STAGED = "changes boolean, staged string, rows bigint, bytes bigint"
-
-
-@dataclass(frozen=True)
-class RowWriter:
-    """Writes each task's rows to files of its own; without rows it writes none."""
-
-    target: str
-    staging: str  # relative to the target
-    compression: str
-    changes: bool  # write the changes too
-    deletions: bool  # with those that delete a key
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the batches of one task; yield a row for each file. Runs on an executor.
-
-        Raises StoreFullError.
-        """
-        with needs_room(self.target):
-            yield from self._write(batches)
-
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if not Path(self.target, self.staging).is_dir():
-            raise UsageError(
-                f"an executor does not see the target {self.target}: it must be a folder that the "
-                "driver and all executors share, or the run was ended"
-            )
-        kinds = (False, True) if self.changes else (False,)
-        files = {kind: _File(self, kind) for kind in kinds}
-        try:
-            for table in row_groups(batches):
-                for file in files.values():
-                    file.write(table)
-        finally:
-            for file in files.values():
-                file.close()
-        for kind, file in files.items():
-            if file.rows:
-                sync_file(file.path)
-                size = file.path.stat().st_size
-                yield pa.RecordBatch.from_pydict(
-                    {
-                        "changes": [kind],
-                        "staged": [os.path.join(self.staging, file.path.name)],
-                        "rows": [file.rows],
-                        "bytes": [size],
-                    }
-                )
-
-    def choose(self, table: pa.Table, changes: bool) -> pa.Table:
-        """Return the rows that stay, or the changes."""
-        filled = pc.greater(pc.fill_null(pc.binary_length(table["value"]), 0), 0)
-        chosen = pc.or_(filled, pc.is_null(table["key"]))
-        if changes:
-            chosen = table[FRESH] if self.deletions else pc.and_(chosen, table[FRESH])
-        return table.filter(chosen).drop_columns([FRESH])
-
-
-class _File:
-    """A file that begins with its first row."""
-
-    def __init__(self, owner: RowWriter, changes: bool) -> None:
-        self._owner = owner
-        self._changes = changes
-        self._writer: pq.ParquetWriter | None = None
-        self.path = Path(owner.target, owner.staging, f"part-{uuid.uuid4().hex}.parquet")
-        self.rows = 0
-
-    def write(self, table: pa.Table) -> None:
-        chosen = self._owner.choose(table, self._changes)
-        if not chosen.num_rows:
-            return
-        if self._writer is None:
-            self._writer = parquet_writer(self.path, chosen.schema, self._owner.compression)
-        self._writer.write_table(chosen, row_group_size=chosen.num_rows)
-        self.rows += chosen.num_rows
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def write_rows(frame: DataFrame, writer: RowWriter) -> Callable[[], list[Row]]:
-    """Return the action that writes a DataFrame and returns a row for each staged file."""
-    write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = writer
-    return lambda: frame.mapInArrow(write, STAGED).collect()
-
-
-def staged_files(rows: list[Row], folder: str, *, changes: bool) -> list[StagedFile]:
-    """Return the files of `write_rows` of one kind, with their final places in a folder."""
-    return [
-        StagedFile(
-            row.staged, os.path.join(folder, os.path.basename(row.staged)), row.rows, row.bytes
-        )
-        for row in rows
-        if row.changes == changes
-    ]
-
-
 # -- the topic of the changes ----------------------------------------------------------------------
 
 PUBLISHED_COLUMNS = ("key", "value", "headers", "tags")
@@ -484,7 +378,11 @@ def check_new(destination: Destination) -> None:
 
 
 def publish(
-    start: Start, target: Target, destination: Destination, ddl: str, progress: JobProgress
+    start: Start,
+    target: Target | ObjectTarget,
+    destination: Destination,
+    ddl: str,
+    progress: JobProgress,
 ) -> int:
     """Write the changes that the last commit left, and commit that; return the messages written."""
     waiting: dict[str, Any] | None = target.state.get("changes")
@@ -496,7 +394,7 @@ def publish(
     for name, value in _ONE_TASK.items():
         spark.conf.set(name, value)
     try:
-        frames = [spark.read.schema(ddl).parquet(spark_path(target.path / name)) for name in names]
+        frames = [read_rows(spark, target.root, [name], ddl) for name in names]
         frame = functools.reduce(DataFrame.unionByName, frames).select(*PUBLISHED_COLUMNS)
         writer = (
             frame.write.format("hastore")

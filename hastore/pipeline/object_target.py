@@ -3,6 +3,7 @@
     TARGET/_hastore/commits/00000001-RUN.json    a commit: the state after it, all files of it
     TARGET/_hastore/lists/00000001-RUN.json      files of many commits, which later ones refer to
     TARGET/_data/topic=T/date=D/part-....parquet the files, also those that no commit has yet
+    TARGET/_hastore/changes/...                  files of `compact` that wait for their topic
 
 A commit names every file that is exported, and the positions up to which they were read. The last
 commit is the one with the greatest number, of two the one with the greater run. So a reader that
@@ -33,6 +34,7 @@ from hastore.pipeline.target import StagedFile
 DATA = "_data"
 _FORMAT = 1
 _COMMITS, _LISTS = "_hastore/commits", "_hastore/lists"
+CHANGES = "_hastore/changes"  # files of a job that are no data: other programs do not read them
 _COMMIT_NAME = re.compile(r"([0-9]{8,})-([0-9a-f]{32})\.json")
 _KEPT_COMMITS = 100  # for readers that have listed the commits a moment ago
 _LISTED_FILES = 1000  # a commit has fewer of its own; the others are in lists
@@ -118,7 +120,13 @@ class ObjectTarget:
                     "commit was made visible; wait until the other run has ended, and run the job "
                     "again"
                 )
-            lists, own = self._listed(name, files, set(removed))
+            hidden = set(self._entry.get("hidden", ())) - set(removed)
+            hidden.update(one.final for one in files if not one.final.startswith(f"{DATA}/"))
+            lists, own = self._listed(
+                name,
+                [one for one in files if one.final not in hidden],
+                set(removed).difference(self._entry.get("hidden", ())),
+            )
             gone = [*removed, *(one for one in self._entry.get("lists", ()) if one not in lists)]
             entry = {
                 "format": _FORMAT,
@@ -127,6 +135,7 @@ class ObjectTarget:
                 "state": dict(state),
                 "lists": lists,
                 "files": own,
+                "hidden": sorted(hidden),
                 "replaced": self._entry.get("replaced", {}) | dict.fromkeys(gone, now_ms),
                 "cleaned_ms": now_ms if cleans else cleaned_ms,
             }
@@ -201,11 +210,11 @@ class ObjectTarget:
         They were a day old when the run began, so none is of a task that waits for its commit.
         """
         kept = {file["name"] for file in self._all_files()}
-        kept.update(self._entry["lists"], self._entry["replaced"])
+        kept.update(self._entry["lists"], self._entry["hidden"], self._entry["replaced"])
         # The server's time made the times of the objects; this machine's may be wrong.
         now_ns = self._fs.get_file_info(self._place.path(f"{_COMMITS}/{self._name}")).mtime_ns
         limit_ns = min(now_ns, self._began_ns) - _DAY_MS * 1_000_000
-        for folder in (DATA, _LISTS):
+        for folder in (DATA, _LISTS, CHANGES):
             for name, info in self._place.listing(folder, recursive=True):
                 if info.is_file and info.mtime_ns <= limit_ns and name not in kept:
                     self._fs.delete_file(info.path)

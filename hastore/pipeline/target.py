@@ -337,8 +337,8 @@ def local_path(text: str) -> Path:
     if match and match[1].lower() != "file":
         raise UsageError(
             f"the target {text!r} is not a folder of this machine: files of other file systems "
-            "cannot be made visible by one atomic rename. Name a local or mounted folder; only "
-            "`export` also takes s3://BUCKET/FOLDER"
+            "cannot be made visible by one atomic rename. Name a local or mounted folder; "
+            "`export` and `compact` also take s3://BUCKET/FOLDER"
         )
     if match:
         text = re.sub(r"^file:(//(localhost)?)?(?=/)", "", text, flags=re.IGNORECASE)

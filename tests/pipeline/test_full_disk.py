@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from hastore.errors import StoreFullError
 from hastore.pipeline import export as export_job
 from hastore.pipeline import target as target_module
-from hastore.pipeline.compact import FRESH, RowWriter
+from hastore.pipeline.compact_files import FRESH, RowWriter
 from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.running import explain
 from hastore.pipeline.where import Where

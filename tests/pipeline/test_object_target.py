@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -14,9 +15,11 @@ from hastore.pipeline import object_target as module
 from hastore.pipeline import parquet_files
 from hastore.pipeline.committed import committed_dataset, committed_files
 from hastore.pipeline.compact import compact
+from hastore.pipeline.compact_files import FRESH, RowReader, RowWriter
 from hastore.pipeline.export import ExportOptions, check_export, export
 from hastore.pipeline.object_target import ObjectTarget
 from hastore.pipeline.places import Bucket
+from hastore.pipeline.target import StagedFile
 from hastore.pipeline.where import Where
 from tests.documents.blocks import blocks_of
 from tests.pipeline.s3 import client, new_target, s3_server
@@ -228,6 +231,49 @@ def test_what_no_reader_needs_is_removed_when_it_is_a_day_old(tmp_path, fs, url,
     assert values(url) == bodies(messages)
 
 
+def test_tasks_of_a_compaction_write_to_a_bucket_and_read_there(fs, url):
+    """Spark would need jars to read there. A file is a task, and its rows are in their order."""
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": [b"a", b"b", None, b"c"],
+            "value": [b"1", b"", b"2", b"3"],
+            FRESH: [True, True, True, False],
+        }
+    )
+    writer = RowWriter(url, "_data/topic=t", "zstd", True, True, changes_staging=module.CHANGES)
+    rows = [one for made in writer(iter([batch])) for one in made.to_pylist()]
+    assert [(row["changes"], row["rows"], row["with_key"]) for row in rows] == [
+        *((False, 3, 2), (True, 3, 2))
+    ]
+    assert [row["staged"].rpartition("/")[0] for row in rows] == ["_data/topic=t", module.CHANGES]
+    reader = RowReader(url, tuple(row["staged"] for row in rows))
+    for number, keys in enumerate([[b"a", None, b"c"], [b"a", b"b", None]]):
+        tasks = iter([pa.RecordBatch.from_pydict({"id": [number]})])
+        assert [key for got in reader(tasks) for key in got["key"].to_pylist()] == keys
+    with pytest.raises(StoreError, match="part-none.*AWS_ENDPOINT_URL"):
+        list(RowReader(url, ("part-none",))(iter([pa.RecordBatch.from_pydict({"id": [0]})])))
+
+
+def test_files_that_are_no_data_stay_until_a_commit_removes_them(fs, url, monkeypatch):
+    monkeypatch.setattr(module, "_DAY_MS", 0)  # each commit cleans, and all objects are old
+    names = [f"{module.DATA}/part-1.parquet", f"{module.CHANGES}/1/part-2.parquet"]
+    left = f"{module.CHANGES}/0/part-of-a-run-that-died.parquet"
+    for name in (*names, left):
+        with fs.open_output_stream(f"{url.removeprefix('s3://')}/{name}") as file:
+            file.write(b"x")
+    with ObjectTarget(url, "compact") as target:
+        target._began_ns += 3600 * 10**9
+        target.commit({}, [StagedFile(name, name, 1, 1) for name in names])
+        assert target.files() == {names[0]: 1}
+        assert committed_files(url) == [f"{url}/{names[0]}"]
+        assert objects(fs, url, "_hastore/changes") == [f"{url}/{names[1]}"]
+        target.commit({}, [], removed=[names[1]])
+        target.commit({}, [])
+        assert target.files() == {names[0]: 1}
+    assert objects(fs, url, "_hastore/changes") == []
+    assert objects(fs, url, "_data") == [f"{url}/{names[0]}"]
+
+
 def test_places_that_cannot_be_a_target_are_refused(tmp_path, fs, url, monkeypatch):
     store = tmp_path / "store"
     write_store(store, numbered(3))
@@ -243,9 +289,9 @@ def test_places_that_cannot_be_a_target_are_refused(tmp_path, fs, url, monkeypat
         check_export(where(store), url, ExportOptions())
     for refused in (
         lambda: check_export(where(store), "gs://bucket/x", ExportOptions()),
-        lambda: compact(SPARK, where(store), url),
+        lambda: compact(SPARK, where(store), "gs://bucket/x"),
     ):
-        with pytest.raises(UsageError, match="also takes s3://BUCKET/FOLDER"):
+        with pytest.raises(UsageError, match="also take s3://BUCKET/FOLDER"):
             refused()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("hastore.pipeline.places._ATTEMPTS", 1)

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 @with_path
 @with_servers
 @click.option("--topic", required=True, metavar="T", help="The topic to compact.")
-@click.option("--target", required=True, metavar="DIR", help="The folder of the Parquet files.")
+@click.option(
+    "--target",
+    required=True,
+    metavar="DIR",
+    help="The folder of the files; or s3://BUCKET/FOLDER, as AWS_ENDPOINT_URL and keys say.",
+)
 @click.option(
     "--without-key",
     type=click.Choice(["drop", "keep"]),

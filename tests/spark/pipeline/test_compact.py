@@ -7,11 +7,15 @@ import pyarrow as pa
 import pytest
 
 from hastore.errors import CorruptRecordError, UsageError
-from hastore.pipeline.compact import FRESH, CompactOptions, Destination, RowWriter, compact
+from hastore.pipeline.committed import committed_dataset, committed_files
+from hastore.pipeline.compact import CompactOptions, Destination, compact
+from hastore.pipeline.compact_files import FRESH, RowWriter
+from hastore.pipeline.object_target import ObjectTarget
 from hastore.pipeline.target import Target, spark_path
 from hastore.pipeline.where import Where
 from hastore.spark.read.stores import PathBackend
 from hastore.store.offline.reader import StoreReader
+from tests.pipeline.s3 import client, new_target, s3_server
 from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.spark.stores import write_store
 
@@ -65,6 +69,14 @@ def compacted(spark, target):
     return keyed, others
 
 
+def in_bucket(url):
+    """Return what `compacted` returns."""
+    table = committed_dataset(url).to_table(columns=["key", "value", "topic"])
+    assert set(table["topic"].to_pylist()) == {"t"}
+    rows = list(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+    return {key: value for key, value in rows if key}, sorted(v for k, v in rows if not k)
+
+
 # May take long where it is the first to shuffle: the JVM loads and compiles its classes then.
 @pytest.mark.slow("Spark plans and shuffles anew in each of its runs")
 @pytest.mark.parametrize("keep", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -112,12 +124,24 @@ def test_a_run_that_fails_leaves_the_target_as_it_was(spark, tmp_path):
     assert compacted(spark, target)[0] == model(messages)[0]
 
 
+@pytest.fixture
+def bucket(spark, monkeypatch):
+    """The URL of a place in a bucket that the workers reach, too."""
+    with s3_server() as variables:
+        for name, value in variables.items():  # as spark.executorEnv, for new workers
+            monkeypatch.setitem(spark.sparkContext.environment, name, value)
+        yield new_target(client())
+
+
 @pytest.mark.full
+@pytest.mark.parametrize("kind", [Target, ObjectTarget])
 def test_a_new_topic_gets_each_change_once_when_a_run_dies(
-    spark, tmp_path, make_group, monkeypatch
+    spark, tmp_path, make_group, monkeypatch, request, kind
 ):
     messages = keyed(200, random.Random(3))
     store, target = tmp_path / "source", tmp_path / "target"
+    if kind is ObjectTarget:
+        target = request.getfixturevalue("bucket")
     group = make_group(1, acks=0, master_role="ASYNC_MASTER").start()
     servers = ",".join(group.bootstrap)
     options = CompactOptions(destination=Destination("compacted", servers))
@@ -135,7 +159,7 @@ def test_a_new_topic_gets_each_change_once_when_a_run_dies(
     class Crash(BaseException):
         pass
 
-    commit = Target.commit
+    commit = kind.commit
 
     def crash_after_publishing(self, state, *args, **kwargs):
         if self.number and state.get("changes") is None:
@@ -144,7 +168,7 @@ def test_a_new_topic_gets_each_change_once_when_a_run_dies(
 
     write_store(store, messages[:120])
     with monkeypatch.context() as patch:
-        patch.setattr(Target, "commit", crash_after_publishing)
+        patch.setattr(kind, "commit", crash_after_publishing)
         with pytest.raises(Crash):
             compact(spark, where, str(target), options)
     expected = model(messages[:120])[0]
@@ -155,16 +179,52 @@ def test_a_new_topic_gets_each_change_once_when_a_run_dies(
     shutil.rmtree(store)
     write_store(store, messages)
     summary = compact(spark, where, str(target), options)
-    assert latest(stored()) == model(messages)[0] == compacted(spark, target)[0]
+    there = in_bucket(target) if kind is ObjectTarget else compacted(spark, target)
+    assert latest(stored()) == model(messages)[0] == there[0]
     changed = {fields["properties"] for _, _, fields in messages[120:]} - {b""}
     assert summary.published == len(changed) == len(stored()) - len(first)
-    assert list((target / "_hastore" / "changes").rglob("*.parquet")) == []
+    if kind is Target:
+        assert list((target / "_hastore" / "changes").rglob("*.parquet")) == []
     assert compact(spark, where, str(target)).published == 0  # to the topic of the first run
     other = CompactOptions(destination=Destination("other", servers))
     with pytest.raises(UsageError, match="writes its changes to the topic 'compacted'"):
         compact(spark, where, str(target), other)
     with pytest.raises(UsageError, match="has messages already"):
         compact(spark, where, str(tmp_path / "other"), options)
+
+
+@pytest.mark.full
+@pytest.mark.slow("Spark plans and shuffles anew in each of its runs")
+def test_in_a_bucket_the_latest_messages_are_one_commit_and_a_run_that_dies_changes_nothing(
+    spark, tmp_path, monkeypatch, bucket
+):
+    """And each run reads the files of the run before, which takes no jars for s3a."""
+    messages = keyed(120, random.Random(5))
+    store, where = tmp_path / "store", Where(str(tmp_path / "store"), topics=("t",))
+
+    class Crash(BaseException):
+        pass
+
+    def die(*_args):
+        raise Crash
+
+    write_store(store, messages[:60])
+    summary = compact(spark, where, bucket, CompactOptions(keep_without_key=True))
+    latest, others = model(messages[:60])
+    assert (summary.keys, summary.without_key) == (len(latest), len(others))
+    assert in_bucket(bucket) == (latest, others)
+    before = committed_files(bucket)
+    shutil.rmtree(store)
+    write_store(store, messages)
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(ObjectTarget, "_write", die)
+        compact(spark, where, bucket)
+    assert committed_files(bucket) == before and in_bucket(bucket) == (latest, others)
+    assert compact(spark, where, bucket).read == 60
+    assert in_bucket(bucket) == model(messages)
+    assert compact(spark, where, bucket).read == 0
+    with pytest.raises(UsageError, match="is a target of `hastore pipeline compact`"):
+        ObjectTarget(bucket, "export").look()
 
 
 def test_wrong_topics_are_refused(spark, tmp_path):
