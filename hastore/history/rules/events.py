@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from hastore.errors import UsageError
+from hastore.errors import UNREADABLE, UsageError
 
 VERSION = 1
 MODES = ("sync", "async", "dledger")
@@ -271,7 +271,7 @@ def decode(line: bytes, where: str) -> Line:
     """Return the event of a line; raises UsageError, which names `where`, for anything else."""
     try:
         return _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+    except UNREADABLE as wrong:
         raise UsageError(f"{where}: not an event of a history: {wrong}") from wrong
 
 
