@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import os
 import threading
@@ -86,7 +87,9 @@ class Recorder:
         """Return a producer that records what `producer` sends, and how it ends.
 
         `acks` and `sync_flush`: as `producer` has them; then no reply may state a lower level.
+        Raises UsageError for a producer of a whole cluster, or of hastore.aio.
         """
+        _check_client(producer)
         return RecordedProducer(self, producer, self._named("producer", name), acks, sync_flush)
 
     def consumer(
@@ -94,8 +97,10 @@ class Recorder:
     ) -> RecordedConsumer:
         """Return a consumer that records what `consumer` gets and commits.
 
-        `filtered`: it reads by `tags` or `sql`, so it need not see all messages.
+        `filtered`: it reads by `tags` or `sql`, so it need not see all messages. Raises UsageError
+        for a consumer of a whole cluster, or of hastore.aio.
         """
+        _check_client(consumer)
         return RecordedConsumer(self, consumer, self._named("consumer", name), filtered=filtered)
 
     def fault(self, name: str, node: int | None = None) -> None:
@@ -127,6 +132,13 @@ class Recorder:
         with self._lock:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
         return name or f"{kind}-{number}"
+
+
+def _check_client(client: Any) -> None:
+    if hasattr(client, "groups"):
+        raise UsageError("record the clients of each group: a history is of one group")
+    if inspect.iscoroutinefunction(getattr(client, "close", None)):
+        raise UsageError("the clients of hastore.aio cannot be recorded")
 
 
 class _Calls:

@@ -18,6 +18,7 @@ from hastore.errors import (
     OutcomeUnknown,
     PositionBehindError,
     UnreachableError,
+    UsageError,
 )
 from hastore.history import Recorder
 from hastore.history.rules import events as e
@@ -288,6 +289,21 @@ def test_the_queues_of_a_member_come_and_leave() -> None:
     assert isinstance(events[-2], e.Commit) and events[-2].places == [e.Place("T", 1, 1)]
     consumer.seek(TopicQueue("T", 1), 0)
     assert isinstance(events[-1], e.Seek) and events[-1].queue == 1
+
+
+def test_clients_that_cannot_be_recorded_are_refused() -> None:
+    class OfCluster(FakeProducer):
+        groups = ("g0", "g1")
+
+    class OfAsyncio(FakeConsumer):
+        async def close(self) -> None:  # type: ignore[override]
+            """Close."""
+
+    recorder = Recorder(sink=lambda _event: None)
+    with pytest.raises(UsageError, match="a history is of one group"):
+        recorder.producer(OfCluster())
+    with pytest.raises(UsageError, match="hastore.aio cannot be recorded"):
+        recorder.consumer(OfAsyncio())
 
 
 def test_faults_and_rows_are_recorded() -> None:

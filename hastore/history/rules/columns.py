@@ -18,37 +18,45 @@ _Name = TypeVar("_Name", bound=Hashable)
 
 
 class Table:
-    """Rows that are added one by one; afterwards its columns as arrays."""
+    """Rows that are added one by one, until somebody reads a column."""
 
     def __init__(self, *names: str) -> None:
         """Make an empty table with these columns."""
         self._names = {name: place for place, name in enumerate(names)}
         self._cells = array("q")
-        self._columns: dict[str, Numbers] = {}
+        self._columns: dict[str, Numbers] = {}  # in place of the cells, afterwards
 
     def __len__(self) -> int:
+        if self._columns:
+            return len(next(iter(self._columns.values())))
         return len(self._cells) // len(self._names)
 
     def add(self, *values: int) -> int:
         """Add a row; return its number."""
+        assert not self._columns
         self._cells.extend(values)
-        return len(self) - 1
+        return len(self._cells) // len(self._names) - 1
 
     def put(self, row: int, **values: int) -> None:
-        """Change values of a row."""
+        """Change values of a row that was added."""
         first = row * len(self._names)
         for name, value in values.items():
             self._cells[first + self._names[name]] = value
 
     def get(self, row: int, name: str) -> int:
         """Return a value of a row."""
+        if self._columns:
+            return int(self._columns[name][row])
         return self._cells[row * len(self._names) + self._names[name]]
 
     def __getitem__(self, name: str) -> Numbers:
-        """Return a column; after that no row may be added."""
-        if name not in self._columns:
+        """Return a column; after that no row may be added or changed."""
+        if not self._columns:
             cells = np.frombuffer(self._cells, np.int64).reshape(-1, len(self._names))
-            self._columns[name] = np.ascontiguousarray(cells[:, self._names[name]])
+            self._columns = {
+                each: np.ascontiguousarray(cells[:, place]) for each, place in self._names.items()
+            }
+            self._cells = array("q")
         return self._columns[name]
 
 
