@@ -31,6 +31,8 @@
 #                       that fails is reduced and told (SEED=n: the first; SEEDS=n; MODE=dledger or classic: only that mode)
 #   make crash-points   200,000 states that a power loss may leave of stores of both modes, each recovered from and checked, in a
 #                       file system in memory; 20 minutes on two cores (STATES=n, SEED=n, ONLY=classic,dledger), then planted mistakes
+#   make power-cuts     300 power cuts of real nodes, on a file system that loses what was not synced; half an hour (CUTS=n, SEED=n; as
+#                       root, since it mounts)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -69,6 +71,7 @@ STATES ?= 2000000
 SCOPE ?=
 PLANTED ?=
 STATES ?= 200000
+CUTS ?= 300
 TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
 TORTURE_dledger := tests/torture/test_dledger.py
 # `make check test` runs the style test once.
@@ -99,6 +102,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack histories torture torture-rocketmq torture-spark dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack world torture torture-rocketmq torture-spark dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack crash-points torture torture-rocketmq torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack crash-points power-cuts torture torture-rocketmq torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -188,6 +192,10 @@ explore: $(VENV)/.dev
 crash-points: $(VENV)/.dev
 	$(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --only "$(ONLY)"
 	$(BIN)/python -m tests.crash --planted --states $(STATES)
+
+power-cuts: $(VENV)/.dev
+	HASTORE_POWER_CUTS=$(CUTS) HASTORE_POWER_CUTS_SEED=$(SEED) $(BIN)/python -m pytest -q -s -m full \
+		tests/crash/test_power_cuts.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -240,7 +240,7 @@ class ClassicRun(Puts):
         tail = bytes(book.data[begin : max(begin, self.version.synced)])
         rescued = (*self.version.rescued, *([(begin, tail)] if tail else []))
         done = Version(book, frozenset({at}), at, rescued, at)
-        empty = Version(book, frozenset({0, at, begin}), 0, rescued, at)
+        empty = Version(book, frozenset({0, at, begin}), 0, rescued, max(at, begin))
         self.fs.promise(Note((self.version, empty, done)))
         state.save(unclean=True, aside=state.data.aside + 1)
         store.set_aside(f"{state.last_epoch}-{begin}-{state.data.aside}")

@@ -56,6 +56,11 @@ class Pending:
             self.base = self.content(dict.fromkeys(range(len(self.changes))))
             self.changes, self.sizes = [], []
 
+    def settle_first(self, count: int) -> None:
+        """Put the first changes on the disk."""
+        self.base = self.content(dict.fromkeys(range(count)))
+        self.changes, self.sizes = self.changes[count:], self.sizes[count:]
+
     def sectors(self, number: int) -> range:
         """Return the sectors that a change touches; those beyond the new end of a shorter file."""
         change = self.changes[number]
@@ -187,6 +192,11 @@ class Disk:
             _rename(self.names, one.change)
             self.synced_names = max(self.synced_names, one.number)
         self.waiting = [one for one in self.waiting if one.number not in gone]
+
+    def write_back(self, file: int, most: int) -> None:
+        """Put older changes of a file on the disk if it has more than so many, as kernels do."""
+        if len(self.files[file].changes) > most:
+            self.files[file].settle_first(most // 2)
 
     # -- crashes ----------------------------------------------------------------------------------
 

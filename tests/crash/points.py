@@ -10,10 +10,12 @@ import itertools
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tests.crash.disk import Disk
 from tests.crash.effects import Effect, Names, Promise, Resize, Tree, Write
 
+T = TypeVar("T")
 Unit = tuple[int, int]  # (file, number of its change), or (-1, number of a change of names)
 
 
@@ -86,9 +88,7 @@ def points(
 def _states(
     disk: Disk, point: int, effect: Effect, new: Unit | None, chance: random.Random, budget: Budget
 ) -> Iterator[CrashState]:
-    units: list[Unit] = [(-1, one.number) for one in disk.waiting]
-    for file in sorted(disk.dirty):
-        units += [(file, number) for number in range(len(disk.files[file].changes))]
+    units = _units(disk)
     place = _place(disk, effect, new)
     pending = tuple(sorted({disk.places.get(file, "?") for file in disk.dirty}))
 
@@ -133,6 +133,18 @@ def _subsets(
         yield base | {unit for unit in others if chance.random() < share}
 
 
+def crash(disk: Disk, chance: random.Random) -> Tree:
+    """Return one state that a crash may leave now."""
+    return _torn(disk, _units(disk), None, chance, lambda tree, kind, numbers: tree)
+
+
+def _units(disk: Disk) -> list[Unit]:
+    units: list[Unit] = [(-1, one.number) for one in disk.waiting]
+    for file in sorted(disk.dirty):
+        units += [(file, number) for number in range(len(disk.files[file].changes))]
+    return units
+
+
 def _whole(disk: Disk) -> Tree:
     contents = {
         file: disk.files[file].content(dict.fromkeys(range(len(disk.files[file].changes))))
@@ -151,8 +163,8 @@ def _tree(disk: Disk, chosen: set[Unit], numbers: set[int]) -> Tree:
 
 def _torn(
     disk: Disk, units: Sequence[Unit], new: Unit | None, chance: random.Random,
-    state: Callable[[Tree, str, set[int]], CrashState],
-) -> CrashState:  # fmt: skip
+    state: Callable[[Tree, str, set[int]], T],
+) -> T:  # fmt: skip
     """Return a state in which sectors, the length or one of two names are missing."""
     (chosen,) = _subsets(units, new, chance, Budget(1, 0, 0))
     numbers = {number for file, number in chosen if file < 0}
