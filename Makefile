@@ -33,6 +33,9 @@
 #                       file system in memory; 20 minutes on two cores (STATES=n, SEED=n, ONLY=classic,dledger), then planted mistakes
 #   make power-cuts     300 power cuts of real nodes, on a file system that loses what was not synced; half an hour (CUTS=n, SEED=n; as
 #                       root, since it mounts)
+#   make explore        all states of small groups of both modes, with the project's own code, each interleaving within a scope's
+#                       bounds: states, depth, and whether a scope was searched to its end (MODE=classic: that mode; STATES=n of
+#                       each scope; SCOPE=name: one scope; PLANTED=1: the mistakes that it must find, with the shortest way to each)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -187,7 +190,7 @@ attack: $(VENV)/.dev
 	$(BIN)/python -m tests.attack --seconds $(SECONDS) --seed $(SEED) --only "$(ONLY)" $(if $(MARKDOWN),--markdown)
 
 explore: $(VENV)/.dev
-	$(BIN)/python -m tests.explore --mode $(if $(filter file,$(origin MODE)),dledger,$(MODE)) --states $(STATES) \
+	$(BIN)/python -m tests.explore --mode $(if $(filter file,$(origin MODE)),both,$(MODE)) --states $(STATES) \
 		--scope "$(SCOPE)" $(if $(PLANTED),--planted)
 crash-points: $(VENV)/.dev
 	$(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --only "$(ONLY)"

@@ -8,18 +8,20 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.dledger import planted as dledger_planted
-from tests.explore import dledger_scopes
-from tests.explore.dledger_model import Group
-from tests.explore.search import Model, Search
+from tests.explore import classic_model, classic_scopes, dledger_model, dledger_scopes
+from tests.explore.search import Search
+from tests.ha import planted as classic_planted
 
-MODES: dict[str, dict[str, Any]] = {"dledger": dledger_scopes.SCOPES}
-SHOWS = {"dledger": dledger_scopes.SHOWS}
-PLANTED = {"dledger": dledger_planted.planted}
-
-
-def model_of(mode: str, name: str) -> Model:
-    """Return a scope's model."""
-    return Group(MODES[mode][name])
+MODES: dict[str, dict[str, Any]] = {
+    "classic": classic_scopes.SCOPES,
+    "dledger": dledger_scopes.SCOPES,
+}
+SHOWS = {"classic": classic_scopes.SHOWS, "dledger": dledger_scopes.SHOWS}
+MODELS: dict[str, Callable[[Any], Any]] = {
+    "classic": classic_model.Group,
+    "dledger": dledger_model.Group,
+}
+PLANTED = {"classic": classic_planted.planted, "dledger": dledger_planted.planted}
 
 
 def search_of(
@@ -31,9 +33,8 @@ def search_of(
     progress: Callable[[str], None] | None = None,
 ) -> Search:
     """Return a search of a scope."""
-    return Search(
-        model_of(mode, name), states_max=states_max, probe_every=probe_every, progress=progress
-    )
+    model = MODELS[mode](MODES[mode][name])
+    return Search(model, states_max=states_max, probe_every=probe_every, progress=progress)
 
 
 def planted_by_scope(

@@ -197,6 +197,6 @@ class Search:
                 del label
             model.probe(state)
         except Found as found:
-            last = found.label
+            last, self.report.found = found.label, str(found)  # by the names of this walk
         lines.append(model.tell(state, last, None))
         return lines
