@@ -33,6 +33,7 @@ MAX_CHARACTERS = 8 * 1024  # bounds the time to compile one, to some 10 ms
 MAX_TERMS = 500  # bounds the time for one record, to some 0.2 ms
 MAX_DEPTH = 100
 _CACHED = 256  # expressions
+_SHORT, _LONG_KEPT = 64, 16  # characters of a number; longer ones that are remembered
 
 _GRAMMAR = r"""
 ?start: condition
@@ -81,9 +82,10 @@ NAME: /[a-z_$][a-z0-9_$]*/i
 %ignore /\/\*[^*]*\*(\*|[^*\/][^*]*\*)*\//
 """
 _INTEGER = re.compile(r"[+-]?\d+")
+# The digits are taken at once (++): a long property that is no number would else take seconds.
 _DOUBLE = re.compile(
-    r"([+-]?)(?:(NaN)|(Infinity)|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?"
-    r"|(0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?)"
+    r"([+-]?)(?:(NaN)|(Infinity)|((?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)[fFdD]?"
+    r"|(0[xX](?:[0-9a-fA-F]++\.?[0-9a-fA-F]*+|\.[0-9a-fA-F]++)[pP][+-]?[0-9]++)[fFdD]?)"
 )
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
@@ -468,9 +470,7 @@ def _read_as(kind: type, text: str) -> Any:
         raise _NoMeaningError
     digits = text.lstrip("+-")
     if len(digits) > 19:
-        digits = "".join(str(int(digit)) for digit in digits).lstrip("0") or "0"
-        if len(digits) > 19:
-            raise _NoMeaningError
+        digits = _without_zeros(digits)
     value = -int(digits) if text.startswith("-") else int(digits)
     largest = _INT_MAX if kind is int else _LONG_MAX
     if not -largest - 1 <= value <= largest:
@@ -478,8 +478,21 @@ def _read_as(kind: type, text: str) -> Any:
     return kind(value)
 
 
+@functools.lru_cache(_LONG_KEPT)
+def _without_zeros(digits: str) -> str:
+    """Return up to 19 decimal digits of any script without the zeros before them."""
+    found = "".join(str(int(digit)) for digit in digits).lstrip("0") or "0"
+    if len(found) > 19:
+        raise _NoMeaningError
+    return found
+
+
 def read_double(text: str) -> float:
     """Return the number that Java's Double.valueOf reads."""
+    return _read_short(text) if len(text) <= _SHORT else _read_long(text)
+
+
+def _read_short(text: str) -> float:
     found = _DOUBLE.fullmatch(text.strip(_JAVA_BLANKS))
     if found is None:
         raise _NoMeaningError
@@ -496,6 +509,10 @@ def read_double(text: str) -> float:
         except OverflowError:
             value = math.inf
     return -value if sign == "-" else value
+
+
+# Each term of an expression may read the same 32 KB.
+_read_long = functools.lru_cache(_LONG_KEPT)(_read_short)
 
 
 def _negated(value: Any) -> Any:
