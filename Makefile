@@ -20,6 +20,8 @@
 #                       (BENCH_ARGS="--only reads --scale 0.1"; Java 17 and Maven as for make bench)
 #   make fuzz-api       hostile bytes to the client API, 10 minutes, then to links that forward requests, twice a tenth
 #                       of that (SECONDS=n; SEED=n repeats a run)
+#   make fuzz           fuzzing by coverage of what hastore reads from others and from its own files, a minute a target
+#                       (TARGET=name; SECONDS=n or RUNS=n executions of each target; SEED=n). New inputs and finds: build/fuzz
 #   make attack         floods, leaks, slow and full disks, links, forgeries on real nodes, 10 minutes: a line for each with
 #                       its quiet figure, the one under attack and the target (SECONDS=n; SEED=n; ONLY=tls-600,hellos;
 #                       MARKDOWN=1: the table for docs/security.md); exit code 1 if a target is missed or a put is lost
@@ -69,6 +71,8 @@ SEED ?= 0
 SEEDS ?= 1000
 ONLY ?=
 SEEDS ?= 20000
+TARGET ?= all
+RUNS ?= 0
 MARKDOWN ?=
 STATES ?= 2000000
 SCOPE ?=
@@ -106,6 +110,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack world torture torture-rocketmq torture-spark dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack crash-points torture torture-rocketmq torture-spark dledger-faults clean
 .PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack crash-points power-cuts torture torture-rocketmq torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz fuzz-api attack torture torture-rocketmq torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -177,6 +182,10 @@ planted: $(VENV)/.dev
 dledger-faults: $(VENV)/.dev
 	HASTORE_DLEDGER_FAULTS=1 $(BIN)/python -m pytest -q -rA tests/interop/test_dledger_faults.py $(PYTEST_ARGS)
 
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz --run $(TARGET) --seconds $(if $(filter file,$(origin SECONDS)),60,$(SECONDS)) --runs $(RUNS) \
+		--seed $(SEED)
+
 fuzz-api: $(VENV)/.dev
 	HASTORE_FUZZ_API_SECONDS=$(SECONDS) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \
 		tests/process/test_api_attacks.py -k under_attack
@@ -217,6 +226,10 @@ $(VENV)/.bench: WHAT := 0.2 GB
 $(VENV)/.bench-spark: EXTRAS := bench,spark$(JAVA_EXTRA)
 $(VENV)/.bench-spark: WHAT := 0.9 GB, half of it Spark
 $(VENV)/.dev: EXTRAS := demo,spark,delta,iceberg,dev$(JAVA_EXTRA)
+# atheris is in no other environment: it has wheels for Python 3.11 to 3.13 only, of 60 MB. The targets need a part of `dev`.
+$(VENV)/.fuzz: EXTRAS := fuzz
+$(VENV)/.fuzz: WHAT := 0.3 GB
+$(VENV)/.dev: EXTRAS := demo,spark,delta,dev$(JAVA_EXTRA)
 $(VENV)/.dev: WHAT := 1.3 GB, Spark and all that the tests need
 # An environment that somebody else has made, or that venv left half made, is refused here: pip would resolve for minutes.
 USABLE := import importlib.util, sys; v = sys.version_info[:2]; sys.exit( \
@@ -224,7 +237,7 @@ USABLE := import importlib.util, sys; v = sys.version_info[:2]; sys.exit( \
 	importlib.util.find_spec("pip") is None and "error: $(VENV) has no pip: make clean, or give another VENV=; if a new one \
 	has none, install venv for $(PYTHON) (on Debian: apt-get install python3-venv)")
 
-$(RUN) $(VENV)/.bench $(VENV)/.bench-spark $(VENV)/.dev: Makefile setup.cfg pyproject.toml | $(BIN)/python
+$(RUN) $(VENV)/.bench $(VENV)/.bench-spark $(VENV)/.fuzz $(VENV)/.dev: Makefile setup.cfg pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c '$(USABLE)'
 	@$(SAME_PYTHON)
 	@echo "pip installs into $(VENV) what hastore needs, once: $(WHAT). This may take some minutes." >&2

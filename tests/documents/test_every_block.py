@@ -26,6 +26,7 @@ MAKES = (
     take("README.md", "make bench"),
     take("CONTRIBUTING.md", "make test"),
     take("docs/benchmarks.md", "make bench"),
+    take("docs/reliability.md", "make fuzz"),
 )
 
 # A page and the heading from which on a test runs all blocks, up to the next one of that depth.

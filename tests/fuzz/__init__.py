@@ -1,0 +1,1 @@
+"""Fuzzing by coverage: what hastore reads from others, and from its own files."""
