@@ -337,14 +337,14 @@ class UnitSelection:
             return True
         if self.first < 0:
             self.first = int(queue_offsets[0])
-        beyond = offsets + sizes > self.limit
+        beyond = offsets > self.limit - sizes  # a sum could overflow, in a damaged unit
         readable = int(beyond.argmax()) if beyond.any() else len(sizes)
         totals = np.cumsum(sizes)
         fitting = int(np.searchsorted(totals, self.max_bytes, side="right"))
         if not self.count:
             fitting = max(fitting, 1)
             if not readable:
-                self.beyond = int(offsets[0] + sizes[0])
+                self.beyond = int(offsets[0]) + int(sizes[0])
         count = min(readable, fitting, self.max_messages - self.count)
         if count:
             self.max_bytes -= int(totals[count - 1])
@@ -452,7 +452,7 @@ class TaggedSelection(UnitSelection):
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         halves = units["tags_code"].astype(np.int64) & _HALF
         wanted = np.isin(halves, np.fromiter(self._codes, np.int64, len(self._codes)))
-        wanted |= offsets + sizes > self.limit
+        wanted |= offsets > self.limit - sizes
         wanted &= (sizes > 0) & (sizes != BLANK_UNIT_SIZE)
         rows = np.flatnonzero(wanted)
         return list(zip(rows.tolist(), offsets[rows].tolist(), sizes[rows].tolist(), strict=True))

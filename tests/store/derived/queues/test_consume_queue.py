@@ -9,7 +9,14 @@ import pytest
 from hastore.fs.filesystem import RealFileSystem
 from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.hashes import java_hash_code
-from hastore.store.derived.consume_queue import UNIT, Unit, UnitSelection, is_directory_name
+from hastore.store.derived.consume_queue import (
+    ARRAYS_FROM_UNITS,
+    UNIT,
+    TaggedSelection,
+    Unit,
+    UnitSelection,
+    is_directory_name,
+)
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
 from tests.store.derived_files import UNITS, Derived
 from tests.store.logs import START_MS, MemoryLog, fill
@@ -214,3 +221,14 @@ def test_a_pull_takes_many_units_at_a_time_as_one_by_one(seed: int) -> None:
             assert many.max_bytes == each.max_bytes, seed
             if not more:
                 break
+
+
+@pytest.mark.parametrize("count", [1, 2 * ARRAYS_FROM_UNITS])
+def test_a_damaged_unit_at_the_end_of_all_offsets_lies_beyond_the_limit(count: int) -> None:
+    raw = UNIT.pack(2**63 - 1, 91, 97) + UNIT.pack(0, 91, 97) * (count - 1)
+    plain = UnitSelection(1_000, 1 << 20, 10_000)
+    assert not plain.select_raw(raw, 5)
+    tagged = TaggedSelection(1_000, 1 << 20, 10_000, frozenset({97}), 5)
+    assert not tagged.select_raw(raw, 5)
+    for found in (plain, tagged):
+        assert (found.count, found.first, found.beyond) == (0, 5, 2**63 + 90)
