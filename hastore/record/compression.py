@@ -27,6 +27,7 @@ COMPRESSION_FLAGS = FLAG_COMPRESSED | _MASK << _SHIFT  # of sysFlag
 _TYPES = {0: ZLIB, 1: LZ4, 2: ZSTD, 3: ZLIB}
 _FLAGS = {name: FLAG_COMPRESSED | number << _SHIFT for number, name in _TYPES.items() if number}
 _LEVEL = 5  # RocketMQ's; LZ4 has its own
+_LZ4_RATIO = 255  # bytes that one byte of LZ4 can stand for
 _PACKAGES = {LZ4: "lz4", ZSTD: "backports.zstd"}
 # The first of these modules that is there. Python's own zstd is since 3.14, and may be left out: to
 # look for a module in vain takes longer than to compress a body.
@@ -135,6 +136,8 @@ def _compress_zlib(body: bytes) -> bytes:
 
 def _inflate_lz4(body: bytes, most: int) -> bytes:
     library = _library(LZ4)
+    # The library takes memory for `most` bytes at once, and no body becomes as long as this.
+    most = min(most, _LZ4_RATIO * len(body) + 1)
     return _inflate_frames(library.LZ4FrameDecompressor, RuntimeError, body, most)
 
 

@@ -146,3 +146,16 @@ def test_no_module_is_looked_for_in_vain(
     monkeypatch.setattr("hastore.record.compression.import_module", note)
     decompress(*compress(BODY, algorithm), "record 7")
     assert not in_vain
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("size", [1_000, 100_000])
+def test_a_short_body_takes_no_more_memory_than_it_can_become(algorithm: str, size: int) -> None:
+    packed, flags = compress(bytes(size), algorithm)
+    decompress(packed, flags, "here")  # the library is imported
+    tracemalloc.start()
+    try:
+        assert decompress(packed, flags, "here") == bytes(size)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
