@@ -58,19 +58,20 @@ class DeltaLog:
         self,
         table: "DeltaTable | None",
         marks: Mapping[str, int],
-        schema: pa.Schema | None,
+        schema: pa.Schema,
+        partition_by: Sequence[str],
         files: Sequence[StagedFile],
     ) -> None:
         """Add files to the table, or make it, by one commit with versions of applications.
 
-        If a commit since `table` was read has set one of these versions, deltalake refuses this
-        one. Raises DeltaError and OSError.
+        `schema` is the table's, with the columns of `partition_by`, which the files do not have. If
+        a commit since `table` was read has set one of the versions, deltalake refuses this one.
+        Raises DeltaError and OSError.
         """
         from deltalake import CommitProperties, Schema, Transaction
         from deltalake.transaction import AddAction, create_table_with_add_actions
 
-        assert schema is not None
-        whole = Schema.from_arrow(pa.schema([*schema, *_PARTITIONS]))
+        whole = Schema.from_arrow(schema)
         now_ms = time.time_ns() // 1_000_000
         actions = [
             AddAction(
@@ -85,7 +86,7 @@ class DeltaLog:
         ]
         properties = CommitProperties(
             app_transactions=[Transaction(name, mark, now_ms) for name, mark in marks.items()],
-            custom_metadata={"hastoreCommit": marks[APPLICATION]},
+            custom_metadata={"hastoreCommit": next(iter(marks.values()))},
         )
         if table is None:
             create_table_with_add_actions(
@@ -93,7 +94,7 @@ class DeltaLog:
                 whole,
                 actions,
                 mode="error",
-                partition_by=PARTITION_BY,
+                partition_by=list(partition_by),
                 storage_options=self._options,
                 commit_properties=properties,
             )
@@ -102,7 +103,7 @@ class DeltaLog:
             list(actions),
             mode="append",
             schema=whole,
-            partition_by=PARTITION_BY,
+            partition_by=list(partition_by),
             commit_properties=properties,
         )
 
@@ -206,7 +207,14 @@ class DeltaTarget(Target):
         self._entry_path(number).unlink()
 
     def _add(self, number: int, files: Sequence[StagedFile]) -> None:
-        self._log.add(self._log.table(), {APPLICATION: number}, self.schema, files)
+        assert self.schema is not None
+        table, marks = self._log.table(), {APPLICATION: number}
+        self._log.add(table, marks, table_schema(self.schema), PARTITION_BY, files)
+
+
+def table_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of an export's table: that of its files, then topic and date."""
+    return pa.schema([*schema, *_PARTITIONS])
 
 
 def files_of(files: Sequence[StagedFile]) -> list[dict[str, str]]:

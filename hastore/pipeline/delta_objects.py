@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from hastore.errors import StoreBrokenError, StoreError, StoreInUseError, UsageError
-from hastore.pipeline.delta import APPLICATION, DELTA_JOB, DeltaLog
+from hastore.pipeline.delta import (
+    APPLICATION,
+    DELTA_JOB,
+    PARTITION_BY,
+    DeltaLog,
+    table_schema,
+)
 from hastore.pipeline.places import Bucket
 from hastore.pipeline.target import StagedFile
 
@@ -49,13 +55,7 @@ class DeltaObjectTarget:
         """Name the table: s3://BUCKET/FOLDER. Raises UsageError and StoreError, as Bucket does."""
         self._place = Bucket(url)
         self.path = self.root = self._place.url
-        options = {"aws_conditional_put": "etag"}
-        if self._place.filesystem.region:
-            options["aws_region"] = self._place.filesystem.region
-        if self._place.endpoint is not None:
-            options["aws_endpoint_url"] = self._place.endpoint
-            options["aws_allow_http"] = str(self._place.endpoint.startswith("http:")).lower()
-        self._log = DeltaLog(self.path, options)
+        self._log = DeltaLog(self.path, options_of(self._place))
         self._schema: pa.Schema | None = None
         self.run = secrets.randbits(62) + 1  # fits the number of an application
         self.number = 0  # of the last commit; 0 without one
@@ -114,6 +114,7 @@ class DeltaObjectTarget:
         from deltalake.exceptions import DeltaError
 
         assert not removed, "Delta removes files by its own operations"
+        assert self._schema is not None
         number = self.number + 1
         entry = {"format": _FORMAT, "job": DELTA_JOB, "number": number, "state": dict(state)}
         with self._named():
@@ -121,7 +122,8 @@ class DeltaObjectTarget:
             self._check_turn(table)
             self._place.write_json(_entry(number, self.run), entry)
             try:
-                self._log.add(table, {APPLICATION: number, _RUN: self.run}, self._schema, files)
+                marks = {APPLICATION: number, _RUN: self.run}
+                self._log.add(table, marks, table_schema(self._schema), PARTITION_BY, files)
             except (DeltaError, OSError):
                 # Another run was faster, or the answer was lost; the table knows.
                 now = self._log.table()
@@ -190,6 +192,17 @@ class DeltaObjectTarget:
                 f"the Delta table {self.path}: {text}. Run the job again: it finds out whether a "
                 "commit took place"
             ) from error
+
+
+def options_of(place: Bucket) -> dict[str, str]:
+    """Return the options with which deltalake reaches a bucket as the other exports do."""
+    options = {"aws_conditional_put": "etag"}
+    if place.filesystem.region:
+        options["aws_region"] = place.filesystem.region
+    if place.endpoint is not None:
+        options["aws_endpoint_url"] = place.endpoint
+        options["aws_allow_http"] = str(place.endpoint.startswith("http:")).lower()
+    return options
 
 
 def _mark(table: "DeltaTable", application: str) -> int:

@@ -192,7 +192,7 @@ def _write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece
 
 
 @dataclass
-class _Open:
+class OpenFile:
     """A file that is being written, and rows that are not in it yet."""
 
     staged: str  # relative to the target
@@ -204,6 +204,7 @@ class _Open:
     waiting_bytes: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows, which are written when there are enough of them for a row group."""
         self.waiting.append(batch)
         self.waiting_bytes += batch.nbytes
         self.rows += batch.num_rows
@@ -219,6 +220,7 @@ class _Open:
         return batch
 
     def flush(self) -> None:
+        """Write the rows that wait."""
         if self.waiting:
             table = pa.Table.from_batches(self.waiting)
             self.writer.write_table(table, row_group_size=table.num_rows)
@@ -256,7 +258,7 @@ class FileSet:
         self._layout = layout
         self._place = place_of(layout.target)
         self._attempt = uuid.uuid4().hex[:16]
-        self._open: dict[tuple[str, int], _Open] = {}  # the least recently used first
+        self._open: dict[tuple[str, int], OpenFile] = {}  # the least recently used first
         self._closed: list[StagedFile] = []
         self._count = 0
         self._shape = Shape(layout.columns, layout.json_schema, layout.keep_value)
@@ -289,7 +291,7 @@ class FileSet:
                 self._finish(key)
         return self._closed
 
-    def _file(self, span: QueueRange, day: int, schema: pa.Schema) -> _Open:
+    def _file(self, span: QueueRange, day: int, schema: pa.Schema) -> OpenFile:
         key = (span.topic, day)
         found = self._open.pop(key, None)
         if found is None:
@@ -299,7 +301,7 @@ class FileSet:
         self._open[key] = found
         return found
 
-    def _begin(self, topic: str, day: int, schema: pa.Schema) -> _Open:
+    def _begin(self, topic: str, day: int, schema: pa.Schema) -> OpenFile:
         name = f"part-{self._attempt}-{self._count:04}.{self._layout.format}"
         self._count += 1
         date = str(np.datetime64(day, "D")) if day in _DAYS else None
@@ -314,7 +316,7 @@ class FileSet:
             writer = OrcWriter(path, compression, self._place.filesystem)
         else:
             writer = parquet_writer(path, schema, compression, self._place.filesystem)
-        return _Open(staged, final, (("topic", topic), ("date", date)), writer)
+        return OpenFile(staged, final, (("topic", topic), ("date", date)), writer)
 
     def _finish(self, key: tuple[str, int]) -> None:
         file = self._open[key]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
-_QUERY_ID = "sql.streaming.queryId"
+QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 
 
@@ -80,12 +80,12 @@ class HastoreStreamWriter(DataSourceStreamArrowWriter):
         from hastore.spark.sink.task import write_task
 
         context = _context()
-        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(_BATCH_ID)
         partition = context.partitionId()
         with short_errors():
             if query is None or batch is None:
                 raise ClientError(
-                    f"Spark did not tell the task its query and batch ({_QUERY_ID}, {_BATCH_ID}); "
+                    f"Spark did not tell the task its query and batch ({QUERY_ID}, {_BATCH_ID}); "
                     "without them a repeated task would write its rows twice"
                 )
             if self._ignored is not None and int(batch) == partition == 0:  # once a query

@@ -40,6 +40,9 @@ PLAYED_WHOLE = {
 # A page and how a block begins: the test that runs it in its own words.
 PLAYED_ELSEWHERE = {
     ("docs/pipeline.md", "from datetime import UTC"): "tests/spark/test_topics.py",
+    ("docs/pipeline.md", "from hastore.pipeline.delta_stream"): (
+        "tests/spark/stream/test_delta_batches.py"
+    ),
     ("docs/pipeline-jobs.md", "spark-submit"): "tests/spark/pipeline/test_command.py",
     ("docs/pipeline-jobs.md", "hastore pipeline export --format iceberg"): (
         "tests/pipeline/test_iceberg.py"
@@ -63,6 +66,7 @@ PLAYED_ELSEWHERE = {
     ),
 }
 NOT_RUN = {
+    ("docs/pipeline.md", "settings = {"): "needs Spark 4.2 and jars of Delta; the tests have 4.3",
     ("CONTRIBUTING.md", "pytestmark ="): "three ways to mark a test, not a program",
     ("CONTRIBUTING.md", ".venv/bin/python -m pytest"): "runs tests, in a test",
     ("docs/reliability.md", "HASTORE_SEEDS=50000"): "takes hours; make test runs the same walks",

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from hastore.errors import CorruptRecordError, UsageError
-from hastore.pipeline.committed import committed_dataset, committed_files
+from hastore.pipeline.committed import committed_dataset
 from hastore.pipeline.compact import CompactOptions, Destination, compact
 from hastore.pipeline.compact_files import FRESH, RowWriter
 from hastore.pipeline.object_target import ObjectTarget
@@ -191,40 +191,6 @@ def test_a_new_topic_gets_each_change_once_when_a_run_dies(
         compact(spark, where, str(target), other)
     with pytest.raises(UsageError, match="has messages already"):
         compact(spark, where, str(tmp_path / "other"), options)
-
-
-@pytest.mark.full
-@pytest.mark.slow("Spark plans and shuffles anew in each of its runs")
-def test_in_a_bucket_the_latest_messages_are_one_commit_and_a_run_that_dies_changes_nothing(
-    spark, tmp_path, monkeypatch, bucket
-):
-    """And each run reads the files of the run before, which takes no jars for s3a."""
-    messages = keyed(120, random.Random(5))
-    store, where = tmp_path / "store", Where(str(tmp_path / "store"), topics=("t",))
-
-    class Crash(BaseException):
-        pass
-
-    def die(*_args):
-        raise Crash
-
-    write_store(store, messages[:60])
-    summary = compact(spark, where, bucket, CompactOptions(keep_without_key=True))
-    latest, others = model(messages[:60])
-    assert (summary.keys, summary.without_key) == (len(latest), len(others))
-    assert in_bucket(bucket) == (latest, others)
-    before = committed_files(bucket)
-    shutil.rmtree(store)
-    write_store(store, messages)
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(ObjectTarget, "_write", die)
-        compact(spark, where, bucket)
-    assert committed_files(bucket) == before and in_bucket(bucket) == (latest, others)
-    assert compact(spark, where, bucket).read == 60
-    assert in_bucket(bucket) == model(messages)
-    assert compact(spark, where, bucket).read == 0
-    with pytest.raises(UsageError, match="is a target of `hastore pipeline compact`"):
-        ObjectTarget(bucket, "export").look()
 
 
 def test_wrong_topics_are_refused(spark, tmp_path):

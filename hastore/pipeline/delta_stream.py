@@ -1,0 +1,266 @@
+"""Streams into Delta tables without Spark's own Delta: `foreachBatch(DeltaBatches(TARGET))`.
+
+Tasks write Parquet files into the table's folder or bucket, under their final names, and the driver
+adds them by one commit of the table. That sets the number of the batch as the version of an
+application, which is the query: Spark keeps its id in the checkpoint. So a batch that Spark repeats
+after a kill is found in the table, and its rows are there once. Spark's own Delta does the same.
+"""
+
+import datetime
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from hastore.errors import HastoreError, UsageError
+from hastore.pipeline.delta import DeltaLog
+from hastore.pipeline.delta_objects import options_of
+from hastore.pipeline.parquet_files import OPEN_FILES, OpenFile, parquet_writer
+from hastore.pipeline.places import Bucket, is_bucket, place_of
+from hastore.pipeline.target import (
+    StagedFile,
+    check_compression,
+    local_path,
+    needs_room,
+    sync_file,
+)
+from hastore.spark.writer import QUERY_ID
+
+_WRITTEN = "name string, rows bigint, bytes bigint, partition string"
+Values = tuple[Any, ...]  # of the columns by which a table is partitioned
+
+
+@dataclass(frozen=True)
+class DeltaBatches:
+    """Writes each batch of a query once; give it to `foreachBatch` of one query.
+
+    `target` is a folder that the driver and all executors share, or s3://BUCKET/FOLDER. The first
+    batch with rows makes the table, partitioned by some columns: texts, whole numbers, dates or
+    booleans. Later batches, of any query, must have the same columns.
+    """
+
+    target: str
+    partition_by: Sequence[str] = ()
+    compression: str = "snappy"
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a wrong compression or target."""
+        check_compression(self.compression)
+        self._root()
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write a batch; return at once if the table has it already.
+
+        Raises UsageError for other columns than the table's, StoreFullError, StoreError, and
+        HastoreError if the commit failed. Then let Spark repeat the batch, by a restart.
+        """
+        from deltalake.exceptions import DeltaError
+
+        session = frame.sparkSession
+        query = session.sparkContext.getLocalProperty(QUERY_ID)
+        if query is None:
+            raise HastoreError(
+                "Spark did not say which query the batch is of; call DeltaBatches by foreachBatch "
+                "only: without the query a repeated batch would be there twice"
+            )
+        root = self._root()
+        log = DeltaLog(root, options_of(Bucket(root)) if is_bucket(root) else None)
+        schema = to_arrow_schema(frame.schema.toNullable(), timezone="UTC")
+        try:
+            table = log.table()
+            if table is not None:
+                done = table.transaction_version(query)
+                if done is not None and done >= batch_id:
+                    return
+                self._check_table(table, schema)
+            files = self._write(frame, schema, root)
+            if files:
+                log.add(table, {query: batch_id}, schema, self.partition_by, files)
+        except DeltaError as error:
+            raise HastoreError(
+                f"the commit of batch {batch_id} to the Delta table {root} failed: {error}. Start "
+                "the query again: it finds out whether the commit took place"
+            ) from error
+
+    def _root(self) -> str:
+        return Bucket(self.target).url if is_bucket(self.target) else str(local_path(self.target))
+
+    def _check_table(self, table: Any, schema: pa.Schema) -> None:
+        from deltalake import Schema
+
+        there, given = table.schema(), Schema.from_arrow(schema)
+        if there != given:
+            raise UsageError(
+                f"the Delta table {self.target} has other columns than the batch: "
+                f"{there.to_json()} instead of {given.to_json()}; select these, or name another "
+                "table"
+            )
+        by = table.metadata().partition_columns
+        if by != list(self.partition_by):
+            raise UsageError(
+                f"the Delta table {self.target} is partitioned by {by}; give these as partition_by"
+            )
+
+    def _write(self, frame: DataFrame, schema: pa.Schema, root: str) -> list[StagedFile]:
+        """Let the tasks write the rows; return the files, which no reader sees yet."""
+        for name in self.partition_by:
+            kind = schema.field(name).type if name in schema.names else None
+            if kind not in _TEXTS:
+                raise UsageError(
+                    f"partition_by has {name!r}, and the batch has no column of that name that is "
+                    "a text, a whole number, a date or a boolean"
+                )
+        if not is_bucket(root):
+            os.makedirs(root, exist_ok=True)
+        write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = _BatchWriter(
+            root, schema, tuple(self.partition_by), self.compression
+        )
+        rows = frame.mapInArrow(write, _WRITTEN).collect()
+        if rows and not is_bucket(root):
+            sync_file(root)  # the names of the files
+        return [
+            StagedFile(
+                row["name"],
+                row["name"],
+                row["rows"],
+                row["bytes"],
+                tuple(json.loads(row["partition"])),
+            )
+            for row in rows
+        ]
+
+
+@dataclass(frozen=True)
+class _BatchWriter:
+    """Writes the rows of each task to files of its own, one for each partition of the table."""
+
+    root: str
+    schema: pa.Schema  # of the table
+    partition_by: tuple[str, ...]
+    compression: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the batches of one task; yield a row for each file. Runs on an executor.
+
+        Raises StoreFullError, and StoreError if a bucket is not reached.
+        """
+        if not is_bucket(self.root) and not Path(self.root).is_dir():
+            raise UsageError(
+                f"an executor does not see the table {self.root}: it must be a folder that the "
+                "driver and all executors share"
+            )
+        with needs_room(self.root), place_of(self.root).named(), _Files(self) as files:
+            for batch in batches:
+                if batch.num_rows:
+                    # Spark gives times in the session's zone, which means the same moments.
+                    files.add(batch.cast(self.schema))
+            written = files.close()
+        for file in written:
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "name": [file.final],
+                    "rows": [file.rows],
+                    "bytes": [file.size],
+                    "partition": [json.dumps(file.partition)],
+                }
+            )
+
+
+class _Files:
+    """The files of one task, by the values of the columns that partition the table."""
+
+    def __init__(self, owner: _BatchWriter) -> None:
+        self._owner = owner
+        self._place = place_of(owner.root)
+        kept = [field for field in owner.schema if field.name not in owner.partition_by]
+        self._schema = pa.schema(kept)
+        self._open: dict[Values, OpenFile] = {}  # the least recently used first
+        self._closed: list[StagedFile] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.writer.close()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch, each to the file of its values."""
+        for values, part in split_by_values(batch, self._owner.partition_by):
+            self._file(values).add(part.select(self._schema.names))
+
+    def close(self) -> list[StagedFile]:
+        """Close and sync all files, and return them."""
+        for values in list(self._open):
+            self._finish(values)
+        return self._closed
+
+    def _file(self, values: Values) -> OpenFile:
+        found = self._open.pop(values, None)
+        if found is None:
+            if len(self._open) >= OPEN_FILES:
+                self._finish(next(iter(self._open)))
+            name = f"part-{uuid.uuid4().hex}.parquet"
+            writer = parquet_writer(
+                self._place.begin(name),
+                self._schema,
+                self._owner.compression,
+                self._place.filesystem,
+            )
+            texts = (
+                None if value is None else _TEXTS[self._owner.schema.field(column).type](value)
+                for column, value in zip(self._owner.partition_by, values, strict=True)
+            )
+            partition = tuple(zip(self._owner.partition_by, texts, strict=True))
+            found = OpenFile(name, name, partition, writer)
+        self._open[values] = found
+        return found
+
+    def _finish(self, values: Values) -> None:
+        file = self._open[values]
+        file.flush()
+        file.writer.close()
+        size = self._place.finish(file.final)
+        del self._open[values]
+        self._closed.append(StagedFile(file.final, file.final, file.rows, size, file.partition))
+
+
+def split_by_values(
+    batch: pa.RecordBatch, columns: Sequence[str]
+) -> Iterator[tuple[Values, pa.RecordBatch]]:
+    """Yield (values of some columns, rows that have them) of a batch."""
+    if not columns:
+        yield (), batch
+        return
+    found = pa.Table.from_batches([batch.select(list(columns))]).group_by(list(columns))
+    for row in found.aggregate([]).to_pylist():
+        mask = None
+        for column in columns:
+            array, value = batch.column(column), row[column]
+            if value is None:
+                same = pc.is_null(array)
+            else:
+                same = pc.fill_null(pc.equal(array, pa.scalar(value, array.type)), False)
+            mask = same if mask is None else pc.and_(mask, same)
+        yield tuple(row[column] for column in columns), batch.filter(mask)
+
+
+def _of_a_boolean(value: bool) -> str:
+    return str(value).lower()
+
+
+# How Delta writes values as texts.
+_TEXTS: dict[pa.DataType, Callable[[Any], str]] = {
+    pa.string(): str,
+    pa.bool_(): _of_a_boolean,
+    pa.date32(): datetime.date.isoformat,
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), str),
+}
