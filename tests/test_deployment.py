@@ -23,7 +23,7 @@ DEPLOY = ROOT / "deploy"
 CONTAINER, KUBERNETES = DEPLOY / "container", DEPLOY / "kubernetes"
 FILES = [
     path
-    for folder in (CONTAINER, KUBERNETES, DEPLOY / "systemd")
+    for folder in (CONTAINER, KUBERNETES, DEPLOY / "systemd", DEPLOY / "airflow")
     for path in folder.rglob("*")
     if path.is_file() and "__pycache__" not in path.parts
 ]
