@@ -20,7 +20,7 @@ HERE = pathlib.Path(__file__)
 MODULES = (
     *(f"tests.documents.{path.stem}" for path in HERE.parent.glob("test_*.py") if path != HERE),
     *("tests.spark.test_documents", "tests.registry.test_documents"),
-    "tests.pipeline.test_schedulers",
+    *("tests.spark.test_walkthrough", "tests.pipeline.test_schedulers"),
 )
 MAKES = (
     take("README.md", "make run"),
