@@ -45,3 +45,23 @@ def test_optional_and_slow_libraries_are_loaded_only_when_they_are_used(module, 
     loaded = set(done.stdout.split())
     assert loaded & OPTIONAL == set()
     assert loaded & SLOW == loads
+
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        # What the processes load in which Spark plans a read, a stream and a write: each query and
+        # each stream starts some of them anew. `pa.array` and `pa.scalar` import pandas.
+        (
+            "hastore.spark.source, hastore.spark.stream_reader, hastore.spark.read.stores",
+            {"pandas", "pyarrow", "hastore.spark.arrow.batch", "hastore.client"},
+        ),
+        ("hastore.spark.read.servers", {"pandas", "pyarrow", "hastore.spark.arrow.batch"}),
+        ("hastore.spark.writer", {"pandas", "pyarrow", "numpy", "hastore.spark.sink.records"}),
+        ("hastore.spark.arrow.batch, hastore.spark.sink.task", {"pandas"}),
+    ],
+)
+def test_sparks_planning_processes_load_little(modules, unwanted):
+    code = f"import sys, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert unwanted & set(done.stdout.split()) == set()

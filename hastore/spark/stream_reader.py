@@ -1,9 +1,8 @@
 """The class that Spark calls for a stream; `source` loads it only for a stream."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -14,7 +13,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.options.source_options import StreamOptions, parse_stream_options
@@ -22,6 +20,9 @@ from hastore.spark.read.planning import open_backend, open_head
 from hastore.spark.stream_driver import StreamDriver
 from hastore.spark.stream_offsets import from_json, next_offsets, to_json
 from hastore.spark.worker import check_zone, end_quietly, session_zone, short_errors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class HastoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -75,8 +76,10 @@ class HastoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with short_errors():
             return self._drive().tasks(from_json(start), from_json(end))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one task as Arrow batches. Runs on an executor."""
+        from hastore.spark.arrow.batch import BatchBuilder
+
         assert isinstance(partition, QueueRange)
         end_quietly()
         with short_errors():

@@ -21,7 +21,6 @@ from hastore.spark.sink.options import (
     ignored_columns,
     parse_sink_options,
 )
-from hastore.spark.sink.records import batch_task, stream_task
 from hastore.spark.worker import short_errors
 
 if TYPE_CHECKING:
@@ -57,6 +56,7 @@ class HastoreWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> RowsWritten:
         """Write the rows of one partition; returns when all are confirmed. Runs on an executor."""
+        from hastore.spark.sink.records import batch_task
         from hastore.spark.sink.task import write_task
 
         partition = _context().partitionId()
@@ -77,6 +77,7 @@ class HastoreStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> RowsWritten:
         """Write the rows of one partition of a batch; returns when all are confirmed."""
+        from hastore.spark.sink.records import stream_task
         from hastore.spark.sink.task import write_task
 
         context = _context()

@@ -15,7 +15,7 @@ are found by their separators.
 """
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -314,9 +314,13 @@ def _as_utf8(array: pa.Array) -> pa.Array:
 
 _NAME_END = 1
 _VALUE_END = 2
-_PRODUCER = pa.array(sorted(PRODUCER_PROPERTIES), pa.string())
-_ROCKETMQ = pa.array(sorted(ROCKETMQ_PROPERTIES), pa.string())
 _ROCKETMQ_MARK = "UNIQ_KEY"  # RocketMQ's clients set it in each message; hastore's do not
+
+
+@cache
+def _array_of(names: frozenset[str]) -> pa.Array:
+    """Return names as an array; on first use, because `pa.array` imports pandas if it is there."""
+    return pa.array(sorted(names), pa.string())
 
 
 class PropertyScan:
@@ -382,7 +386,8 @@ class PropertyScan:
 
         of_rocketmq = np.zeros(len(self._starts), np.bool_)
         of_rocketmq[records[among(pa.array([_ROCKETMQ_MARK]))]] = True
-        return ~(among(_PRODUCER) | (among(_ROCKETMQ) & of_rocketmq[records]))
+        reserved = among(_array_of(ROCKETMQ_PROPERTIES)) & of_rocketmq[records]
+        return ~(among(_array_of(PRODUCER_PROPERTIES)) | reserved)
 
     def headers(self, kind: pa.ListType) -> pa.Array:
         """Return the user's properties of each record in order, as a list of (key, value).

@@ -6,14 +6,16 @@ whether a position still holds. `stores.py` and `servers.py` implement both.
 
 from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from hastore.ha.rules.epochs import Standing
-from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hastore.spark.arrow.batch import BatchBuilder
 
 
 class Listing(Protocol):
@@ -73,7 +75,7 @@ class Backend(Listing, Protocol):
         """Return the first offset stored at or after the instant; None when all are older."""
         ...
 
-    def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+    def read_queue(self, span: QueueRange, builder: "BatchBuilder") -> Iterator["pa.RecordBatch"]:
         """Yield the messages of a range, in order.
 
         With `failOnDataLoss`, raises PositionLostError when messages are gone. Without it, leaves
@@ -88,7 +90,7 @@ class Backend(Listing, Protocol):
         """
         ...
 
-    def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+    def read_log(self, span: LogRange, builder: "BatchBuilder") -> Iterator["pa.RecordBatch"]:
         """Yield the records that begin in a range of the log, in order.
 
         Raises CorruptRecordError.

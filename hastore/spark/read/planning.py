@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
-from hastore.client.connections.bootstrap import cluster_of
 from hastore.errors import CorruptRecordError, UnreachableError, UsageError
 from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
@@ -28,6 +27,8 @@ def open_backend(options: SourceOptions) -> Backend:
         from hastore.spark.read.stores import PathBackend
 
         return PathBackend(options.path, options.limits.fail_on_data_loss)
+    from hastore.client.connections.bootstrap import cluster_of
+
     fails, security = options.limits.fail_on_data_loss, options.security
     cluster = cluster_of(options.bootstrap)
     if cluster is not None:
@@ -45,6 +46,8 @@ def open_head(options: SourceOptions) -> Head:
         from hastore.spark.read.stores import PathHead
 
         return PathHead(options.path)
+    from hastore.client.connections.bootstrap import cluster_of
+
     cluster = cluster_of(options.bootstrap)
     if cluster is not None:
         from hastore.spark.read.clusters import ClusterHead

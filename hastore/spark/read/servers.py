@@ -12,11 +12,10 @@ for a node, as long as the option `retryTimeout` says (options/durations.py).
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from hastore.client import Consumer
 from hastore.client.connections.bootstrap import parse_bootstrap
@@ -28,14 +27,17 @@ from hastore.ha.rules.epochs import Standing
 from hastore.protocol import api
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.record.message_filter import MessageFilter
-from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
-from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
-from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.stores import valid_end
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hastore.spark.arrow.batch import BatchBuilder
+    from hastore.spark.arrow.record_fields import Ints
 
 log = logging.getLogger(__name__)
 
@@ -151,11 +153,11 @@ class ServerBackend:
         """Raise UsageError: nodes give messages by queue only."""
         raise UsageError("mode=log reads a store's directory; set the option 'path'")
 
-    def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+    def read_log(self, span: LogRange, builder: "BatchBuilder") -> Iterator["pa.RecordBatch"]:
         """Raise UsageError: nodes give messages by queue only."""
         raise UsageError("mode=log reads a store's directory; set the option 'path'")
 
-    def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+    def read_queue(self, span: QueueRange, builder: "BatchBuilder") -> Iterator["pa.RecordBatch"]:
         """Yield the messages of a range from any replica that has them.
 
         Raises UnreachableError if no replica sends a message for as long as `retryTimeout` says.
@@ -196,8 +198,12 @@ class ServerBackend:
             chunks.close()
 
     def _build(
-        self, chunk: Chunk, span: QueueRange, builder: BatchBuilder
-    ) -> Iterator[pa.RecordBatch]:
+        self, chunk: Chunk, span: QueueRange, builder: "BatchBuilder"
+    ) -> Iterator["pa.RecordBatch"]:
+        from hastore.spark.arrow.batch import QueueRows, cut_batches
+        from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
+        from hastore.spark.arrow.record_fields import RecordFields
+
         data = chunk.payload
         positions = _positions(chunk)
         fields = RecordFields(data, positions, None)
@@ -238,7 +244,7 @@ def _filter_of(wanted: MessageFilter | None) -> api.Filter | None:
     return None if wanted is None else api.Filter(wanted.kind, wanted.expression)
 
 
-def _positions(chunk: Chunk) -> Ints:
+def _positions(chunk: Chunk) -> "Ints":
     """Return where each record begins. RecordFields checks the records later.
 
     Raises CorruptRecordError if the sizes that the node states are not those of the records.

@@ -14,22 +14,25 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import pyarrow as pa
 
 from hastore.errors import CorruptRecordError, PositionLostError, StoreBrokenError, StoreError
 from hastore.ha.rules.epochs import FORGOTTEN_EPOCH, Standing, check_position, epoch_of
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat
-from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
-from hastore.spark.arrow.inner_batches import InnerBatchBuilder
-from hastore.spark.arrow.record_fields import Bools, Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.store.offline.reader import LogFile, QueueUnits, StoreReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hastore.spark.arrow.batch import BatchBuilder, QueueRows
+    from hastore.spark.arrow.inner_batches import InnerBatchBuilder
+    from hastore.spark.arrow.record_fields import Bools, Ints
 
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
 _WHOLE_LOG = 2**62  # a limit beyond every offset
@@ -147,8 +150,10 @@ class PathBackend(_Folder):
         start = self._reader.min_offset
         return start, max(start, self._reader.limit_offset)
 
-    def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+    def read_queue(self, span: QueueRange, builder: "BatchBuilder") -> Iterator["pa.RecordBatch"]:
         """Yield the messages of a range; read UNITS_AT_ONCE queue units at a time."""
+        from hastore.spark.arrow.inner_batches import InnerBatchBuilder
+
         for start in range(span.start, span.end, UNITS_AT_ONCE):
             end = min(start + UNITS_AT_ONCE, span.end)
             found = self._reader.queue_units(
@@ -173,7 +178,7 @@ class PathBackend(_Folder):
         if found < end - start:
             self._lose(f"{end - start - found} messages of {span.name} in [{start}, {end})")
 
-    def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+    def read_log(self, span: LogRange, builder: "BatchBuilder") -> Iterator["pa.RecordBatch"]:
         """Yield the records that begin in a range; the size of each leads to the next one."""
         try:
             at = self._reader.record_start_at(span.start)
@@ -198,12 +203,14 @@ class PathBackend(_Folder):
 
     def _build(
         self,
-        builder: BatchBuilder | InnerBatchBuilder,
-        offsets: Ints,
-        sizes: Ints,
-        queue: tuple[QueueRange, Ints] | None,
-    ) -> Iterator[pa.RecordBatch]:
+        builder: "BatchBuilder | InnerBatchBuilder",
+        offsets: "Ints",
+        sizes: "Ints",
+        queue: "tuple[QueueRange, Ints] | None",
+    ) -> Iterator["pa.RecordBatch"]:
         """Yield the records at `offsets` (ascending) in batches; no batch spans two files."""
+        from hastore.spark.arrow.batch import QueueRows, cut_batches
+
         files = self._reader.files()
         placed = 0
         for file in files:
@@ -223,12 +230,12 @@ class PathBackend(_Folder):
 
     def _build_one(
         self,
-        builder: BatchBuilder | InnerBatchBuilder,
+        builder: "BatchBuilder | InnerBatchBuilder",
         file: LogFile,
-        placed: tuple[Ints, Ints],
-        own: QueueRows | None,
+        placed: "tuple[Ints, Ints]",
+        own: "QueueRows | None",
         last: Stored | None,
-    ) -> pa.RecordBatch | None:
+    ) -> "pa.RecordBatch | None":
         """Return the records at offsets, with their sizes, as a batch; None if all were cut."""
         offsets, sizes = placed
         ends = offsets + sizes
@@ -253,13 +260,15 @@ class PathBackend(_Folder):
         self._lose(f"records that reach to offset {ends[-1]}, beyond the readable end of the log")
         if kept == 0:
             return None
+        from hastore.spark.arrow.inner_batches import InnerBatchBuilder
+
         whole = builder.wanted is None and not isinstance(builder, InnerBatchBuilder)
         if batch is None or not whole:  # records are not rows
             rows = None if own is None else replace(own, offsets=own.offsets[:kept])
             return self._build_one(builder, file, (offsets[:kept], sizes[:kept]), rows, last)
         return batch.slice(0, kept)
 
-    def _whole_until(self, ends: Ints, last: Stored | None) -> int:
+    def _whole_until(self, ends: "Ints", last: Stored | None) -> int:
         """Return how many records, by their ends, no failover has cut away meanwhile."""
         readable = self._reader.readable_offset
         if readable is None:
@@ -282,7 +291,7 @@ class PathBackend(_Folder):
             )
 
 
-def _tagged(units: QueueUnits, codes: frozenset[int]) -> Bools:
+def _tagged(units: QueueUnits, codes: frozenset[int]) -> "Bools":
     """Return which units may have one of the hashes of tags, in the lower half of their codes.
 
     A code that is no int32 is no hash: the time of a delayed message, or an address in RocketMQ's

@@ -13,6 +13,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -91,10 +92,22 @@ _ROWS_PER_BUILD = 2_048
 _BYTES_PER_BUILD = 16 * 1024 * 1024
 _MAX_BODY_BYTES = 4 * 1024 * 1024
 _SEPARATORS = (1, 2)
-_RESERVED = pa.array(sorted(PRODUCER_PROPERTIES | ROCKETMQ_PROPERTIES), pa.string())
 _FIELDS = ("size", "magic", "body_crc", "queue_id", "sys_flag", "born_timestamp_ms", "body_length")
-_EMPTY = pa.scalar(b"", pa.binary())
-_NULL_VALUE = pa.scalar(f"{NULL}\x011\x02".encode(), pa.binary())
+_NULL_VALUE = f"{NULL}\x011\x02".encode()
+
+
+# Constants of Arrow are made on first use: pyarrow then imports pandas, if it is there, which a
+# process that only plans does not need.
+
+
+@cache
+def _reserved() -> pa.Array:
+    return pa.array(sorted(PRODUCER_PROPERTIES | ROCKETMQ_PROPERTIES), pa.string())
+
+
+@cache
+def _constant(value: bytes) -> pa.Scalar:
+    return pa.scalar(value, pa.binary())
 
 
 @dataclass(frozen=True)
@@ -166,9 +179,9 @@ class RecordBuilder:
     def _build(self, rows: pa.RecordBatch, first_row: int, born_ms: int) -> Iterator[Chunk]:
         count = rows.num_rows
         bodies = _bytes_of(rows.column(self._columns.value))
-        nulls = _EMPTY
+        nulls = _constant(b"")
         if bodies.null_count:
-            nulls = pc.if_else(bodies.is_null(), _NULL_VALUE, _EMPTY)
+            nulls = pc.if_else(bodies.is_null(), _constant(_NULL_VALUE), nulls)
             bodies = bodies.fill_null(b"")
         key, tags = self._text(rows, "key", first_row), self._text(rows, "tags", first_row)
         properties = _join(
@@ -178,7 +191,7 @@ class RecordBuilder:
             nulls,
             self._numbered,
             _numbers(self._first_number + first_row, count),
-            pa.scalar(b"\x02", pa.binary()),
+            _constant(b"\x02"),
         )
         topics, names = self._topic_parts(rows, first_row)
         body_sizes, property_sizes = _lengths(bodies), _lengths(properties)
@@ -233,7 +246,7 @@ class RecordBuilder:
         """Return each row's headers as properties."""
         place = self._columns.headers
         if place is None:
-            return _EMPTY
+            return _constant(b"")
         lists = rows.column(place)
         pairs = lists.flatten()
         offsets = lists.offsets.to_numpy()
@@ -253,7 +266,7 @@ class RecordBuilder:
         refuse(values.is_null(), "header {name!r} has no value; a property has one, perhaps empty")
         refuse(pc.equal(names, ""), "a header has an empty key; a property needs a name")
         refuse(
-            pc.is_in(names, _RESERVED),
+            pc.is_in(names, _reserved()),
             "header {name!r} is a name that hastore or RocketMQ reserves: write the key and the "
             "tags as columns 'key' and 'tags', and rename other headers",
         )
@@ -261,10 +274,8 @@ class RecordBuilder:
         _refuse_separators(names, owners, first_row, "a header's key")
         _refuse_separators(values, owners, first_row, "a header's value")
         bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        text = _join(
-            names, pa.scalar(b"\x01", pa.binary()), values, pa.scalar(b"\x02", pa.binary())
-        )
-        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(bounds), text), _EMPTY)
+        text = _join(names, _constant(b"\x01"), values, _constant(b"\x02"))
+        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(bounds), text), _constant(b""))
         return joined
 
     def _topic_parts(
@@ -358,14 +369,14 @@ def _lengths(values: pa.Array) -> Ints:
 
 def _join(*parts: pa.Array | pa.Scalar) -> pa.Array:
     """Join the parts of each row; a null part counts as empty."""
-    return pc.binary_join_element_wise(*parts, _EMPTY, null_handling="skip")
+    return pc.binary_join_element_wise(*parts, _constant(b""), null_handling="skip")
 
 
 def _property(begin: bytes, values: pa.Array | None) -> pa.Array | pa.Scalar:
     """Return a property of each row; null for a row without it."""
     if values is None:
-        return _EMPTY
-    ends = (pa.scalar(begin, pa.binary()), values, pa.scalar(b"\x02", pa.binary()), _EMPTY)
+        return _constant(b"")
+    ends = (_constant(begin), values, _constant(b"\x02"), _constant(b""))
     return pc.binary_join_element_wise(*ends, null_handling="emit_null")
 
 

@@ -11,13 +11,13 @@ from hastore.record.codec import Host, build_record
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark.arrow import batch as arrow_batch
+from hastore.spark.arrow import record_fields
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.record_fields import RecordFields
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
-from hastore.spark.read import servers
 from hastore.spark.read.servers import ServerBackend
 from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
@@ -81,7 +81,7 @@ def test_the_fields_of_a_reply_that_is_one_batch_are_read_once(monkeypatch):
             found.append(given)
             super().__init__(*given)
 
-    for module in (arrow_batch, servers):
+    for module in (arrow_batch, record_fields):
         monkeypatch.setattr(module, "RecordFields", Counted)
     with serving(node) as bootstrap:
         assert [row["offset"] for row in read(bootstrap, QueueRange("t", 1, 0, 50))] == [*range(50)]
