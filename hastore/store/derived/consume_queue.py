@@ -116,14 +116,9 @@ class BatchConsumeQueue:
         self.files.load(limit)
         self._settle(0)
 
-    def cut(self, limit: int) -> None:
-        """Drop batches whose record ends beyond `limit`."""
+    def cut(self, limit: int, min_offset: int = 0) -> None:
+        """Drop batches whose record ends beyond `limit`; ignore those below `min_offset`."""
         self.files.cut(limit)
-        self._settle(0)
-
-    def delete_before(self, min_offset: int) -> None:
-        """Remove whole files of records below `min_offset`."""
-        self.files.delete_before(min_offset)
         self._settle(min_offset)
 
     def show_from(self, offset: int) -> None:
@@ -268,10 +263,10 @@ class ConsumeQueue:
         self.files.clear()
         self.settle()
 
-    def cut(self, limit: int) -> None:
-        """Drop units whose record ends beyond `limit`."""
+    def cut(self, limit: int, min_offset: int = 0) -> None:
+        """Drop units whose record ends beyond `limit`; ignore records below `min_offset`."""
         self.files.cut(limit)
-        self.settle()
+        self.settle(min_offset)
 
     def settle(self, min_offset: int = 0) -> None:
         """Set `next` and `min_queue_offset` from the files; ignore records below `min_offset`."""
@@ -690,12 +685,16 @@ class ConsumeQueueTable:
 
     def _settle_begin(self, topic: str, queue_id: int) -> None:
         """Let a queue begin with its first record that is in the log and not hidden."""
-        begin = max(self._min_offset, self._begins.get(topic, 0))
+        begin = self._shown_from(topic)
         queue, batches = self.get(topic, queue_id), self.get_batch(topic, queue_id)
         if queue is not None:
             queue.min_queue_offset = queue.files.first_at(begin)
         if batches is not None:
             batches.show_from(begin)
+
+    def _shown_from(self, topic: str) -> int:
+        """Return the offset of the log below which a topic's records are gone or hidden."""
+        return max(self._min_offset, self._begins.get(topic, 0))
 
     def quiet_since(self, offset: int) -> Iterator[QueueNext]:
         """Yield each queue without a record at or beyond `offset`, and its next queue offset."""
@@ -940,24 +939,26 @@ class ConsumeQueueTable:
     def truncate(self, log_end: int) -> None:
         """Cut all queues to a log that ends at `log_end`."""
         for key, queue in list(self._queues.items()):
-            queue.cut(log_end)
+            queue.cut(log_end, self._shown_from(key[0]))
             if not queue.files.starts:
                 del self._queues[key]
                 self._drop(*key)
-        for batches in self._batch_queues.values():
-            batches.cut(log_end)
+        for key, batches in self._batch_queues.items():
+            batches.cut(log_end, self._shown_from(key[0]))
         self._settle_begins()
         self.grown.cuts += 1
 
     def delete_before(self, min_offset: int) -> None:
         """Remove whole files of records below `min_offset`; raise the min queue offsets."""
         self._min_offset = min_offset
-        for queue in list(self._queues.values()):
+        # Others read meanwhile, so each queue goes to its new begin in one step: what a deletion
+        # has hidden never shows.
+        for key, queue in list(self._queues.items()):
             queue.files.delete_before(min_offset)
-            queue.min_queue_offset = queue.files.first_at(min_offset)
-        for batches in list(self._batch_queues.values()):
-            batches.delete_before(min_offset)
-        self._settle_begins()
+            self._settle_begin(*key)
+        for key, batches in list(self._batch_queues.items()):
+            batches.files.delete_before(min_offset)
+            self._settle_begin(*key)
 
     def _settle_begins(self) -> None:
         for topic in list(self._begins):

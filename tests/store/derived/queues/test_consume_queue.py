@@ -9,6 +9,7 @@ import pytest
 from hastore.fs.filesystem import RealFileSystem
 from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.hashes import java_hash_code
+from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store.derived.consume_queue import (
     ARRAYS_FROM_UNITS,
     UNIT,
@@ -17,7 +18,7 @@ from hastore.store.derived.consume_queue import (
     UnitSelection,
     is_directory_name,
 )
-from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
+from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, UnitFiles
 from tests.store.derived_files import UNITS, Derived
 from tests.store.logs import START_MS, MemoryLog, fill
 
@@ -169,6 +170,49 @@ def test_retention_removes_whole_files_but_the_last(tmp_path: Path) -> None:
     names = [name[-20:] for name in derived.files() if "consume" in name]
     assert names == [f"{20 * start:020d}" for start in (600, 900)]
     assert derived.queues.read("Topic", 0, 100, 5) == []
+
+
+@pytest.mark.parametrize("change", ["retention", "cut"])
+@pytest.mark.parametrize("flags", [0, FLAG_INNER_BATCH], ids=["single records", "inner batches"])
+def test_hidden_records_do_not_show_while_others_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, flags: int
+) -> None:
+    """Clients ask at any moment: they must not find a deleted topic again for some milliseconds."""
+    log = MemoryLog()
+    names = ["A", "Deleted", "Z"]
+    records = [
+        log.append(
+            topic=name, queue_offset=number, sys_flag=flags,
+            properties=b"INNER_NUM\x011\x02INNER_BASE\x01%d\x02" % number,
+        )
+        for number in range(10)
+        for name in names
+    ]  # fmt: skip
+    derived = replayed(tmp_path, log)
+    queues = derived.queues
+    queues.hide_before("Deleted", log.max_offset)
+    seen: list[tuple[int, list[str]]] = []
+
+    def watched(name: str) -> None:
+        real = getattr(UnitFiles, name)
+
+        def look(files: UnitFiles, offset: int) -> None:
+            real(files, offset)
+            seen.append((queues.topic_count, queues.shown_topics()))
+
+        monkeypatch.setattr(UnitFiles, name, look)
+
+    watched("delete_before")
+    watched("cut")
+    log.min_offset = records[5].physical_offset
+    derived.build.delete_before(log.min_offset)
+    if change == "cut":
+        seen.clear()
+        log.cut(records[-6].physical_offset)
+        derived.build.truncate(log.max_offset)
+    assert len(seen) >= len(names)
+    assert {(count, tuple(shown)) for count, shown in seen} == {(2, ("A", "Z"))}
+    assert {name: one[0][0] for name, one in queues.topics().items()} == {"A": 2, "Z": 1}
 
 
 def test_many_dirty_files_are_synced_at_once(tmp_path: Path) -> None:
