@@ -25,9 +25,6 @@
 #   make attack         floods, leaks, slow and full disks, links, forgeries on real nodes, 10 minutes: a line for each with
 #                       its quiet figure, the one under attack and the target (SECONDS=n; SEED=n; ONLY=tls-600,hellos;
 #                       MARKDOWN=1: the table for docs/security.md); exit code 1 if a target is missed or a put is lost
-#   make explore        all states of small groups of mode dledger, the project's own core, each interleaving within a scope's
-#                       bounds: states, depth, and whether a scope was searched to its end (STATES=n of each scope; SCOPE=name:
-#                       one scope; PLANTED=1: the mistakes that it must find, with the shortest way to each)
 #   make histories      the history checker on 1,000 healthy histories and on corrupted ones, a minute (SEEDS=n; SEED=n repeats a run)
 #   make world          100 walks of whole nodes of each mode on virtual time, network and disk, each about 2 s of CPU; a walk
 #                       that fails is reduced and told (SEED=n: the first; SEEDS=n; MODE=dledger or classic: only that mode)
@@ -38,6 +35,9 @@
 #   make explore        all states of small groups of both modes, with the project's own code, each interleaving within a scope's
 #                       bounds: states, depth, and whether a scope was searched to its end (MODE=classic: that mode; STATES=n of
 #                       each scope; SCOPE=name: one scope; PLANTED=1: the mistakes that it must find, with the shortest way to each)
+#   make soak           30 minutes with 2,000 connections that come and go, 1,000 groups, nodes that leave and join, retention:
+#                       memory, descriptors, threads and files must stay bounded, nothing may be lost (SECONDS=28800: 8 hours;
+#                       SEED=n; MODE=dledger; CONNECTIONS=n; GROUPS=n; SOAK_ARGS="--csv FILE --plot FILE"); exit code 1 if not
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -66,19 +66,19 @@ WORKERS_OF_REST ?= 4
 BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
-SEEDS ?= 100
 SEED ?= 0
-SEEDS ?= 1000
 ONLY ?=
-SEEDS ?= 20000
+SEEDS ?=
 TARGET ?= all
 RUNS ?= 0
 MARKDOWN ?=
-STATES ?= 2000000
+STATES ?=
 SCOPE ?=
 PLANTED ?=
-STATES ?= 200000
 CUTS ?= 300
+CONNECTIONS ?= 2000
+GROUPS ?= 1000
+SOAK_ARGS ?=
 TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
 TORTURE_dledger := tests/torture/test_dledger.py
 # `make check test` runs the style test once.
@@ -104,13 +104,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark planted dledger-faults clean
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack explore torture torture-rocketmq torture-spark planted dledger-faults clean
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack histories torture torture-rocketmq torture-spark dledger-faults clean
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack world torture torture-rocketmq torture-spark dledger-faults clean
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack crash-points torture torture-rocketmq torture-spark dledger-faults clean
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack crash-points power-cuts torture torture-rocketmq torture-spark dledger-faults clean
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz fuzz-api attack torture torture-rocketmq torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark planted dledger-faults explore histories world crash-points power-cuts fuzz soak clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -161,7 +155,7 @@ bench-spark: $(VENV)/.bench-spark
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
 
 world: $(VENV)/.dev
-	$(BIN)/python -m tests.world --mode $(if $(filter file,$(origin MODE)),both,$(MODE)) --seed $(SEED) --seeds $(SEEDS)
+	$(BIN)/python -m tests.world --mode $(if $(filter file,$(origin MODE)),both,$(MODE)) --seed $(SEED) --seeds $(or $(SEEDS),100)
 
 torture: $(VENV)/.dev
 	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s -m full $(TORTURE_$(MODE)) \
@@ -177,7 +171,7 @@ torture-spark: $(VENV)/.dev
 		$(BIN)/python -m pytest -q -s tests/spark/torture $(PYTEST_ARGS)
 
 planted: $(VENV)/.dev
-	$(BIN)/python -m tests.planted_table --seeds $(SEEDS)
+	$(BIN)/python -m tests.planted_table --seeds $(or $(SEEDS),20000)
 
 dledger-faults: $(VENV)/.dev
 	HASTORE_DLEDGER_FAULTS=1 $(BIN)/python -m pytest -q -rA tests/interop/test_dledger_faults.py $(PYTEST_ARGS)
@@ -193,21 +187,24 @@ fuzz-api: $(VENV)/.dev
 		tests/server/remoting/test_forwarding.py -k fuzz
 
 histories: $(VENV)/.dev
-	HASTORE_SEEDS=$(SEEDS) HASTORE_SEED=$(SEED) $(BIN)/python -m pytest -q -s -n 0 tests/history/test_checker.py
+	HASTORE_SEEDS=$(or $(SEEDS),1000) HASTORE_SEED=$(SEED) $(BIN)/python -m pytest -q -s -n 0 tests/history/test_checker.py
 
 attack: $(VENV)/.dev
 	$(BIN)/python -m tests.attack --seconds $(SECONDS) --seed $(SEED) --only "$(ONLY)" $(if $(MARKDOWN),--markdown)
 
 explore: $(VENV)/.dev
-	$(BIN)/python -m tests.explore --mode $(if $(filter file,$(origin MODE)),both,$(MODE)) --states $(STATES) \
+	$(BIN)/python -m tests.explore --mode $(if $(filter file,$(origin MODE)),both,$(MODE)) --states $(or $(STATES),2000000) \
 		--scope "$(SCOPE)" $(if $(PLANTED),--planted)
 crash-points: $(VENV)/.dev
-	$(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --only "$(ONLY)"
-	$(BIN)/python -m tests.crash --planted --states $(STATES)
+	$(BIN)/python -m tests.crash --states $(or $(STATES),200000) --seed $(SEED) --only "$(ONLY)"
+	$(BIN)/python -m tests.crash --planted --states $(or $(STATES),200000)
 
 power-cuts: $(VENV)/.dev
 	HASTORE_POWER_CUTS=$(CUTS) HASTORE_POWER_CUTS_SEED=$(SEED) $(BIN)/python -m pytest -q -s -m full \
 		tests/crash/test_power_cuts.py $(PYTEST_ARGS)
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak --seconds $(if $(filter file,$(origin SECONDS)),1800,$(SECONDS)) --seed $(SEED) --mode $(MODE) \
+		--connections $(CONNECTIONS) --groups $(GROUPS) $(SOAK_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
