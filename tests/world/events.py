@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hastore.config.model import Mode, Role
+from tests.world import members
 
 if TYPE_CHECKING:
     from tests.world.walk import Walk
@@ -84,7 +85,7 @@ def _around(walk: Walk, event: Event) -> set[tuple[str, str]]:
 
 
 def _client_ways(walk: Walk, event: Event) -> set[tuple[str, str]]:
-    return _both(walk.client(event.other).name, walk.machine(event.node).name)
+    return _both(walk.client(event.part).name, walk.machine(event.node).name)
 
 
 def _lossy(walk: Walk, event: Event, share: float) -> None:
@@ -164,21 +165,21 @@ def _rivals(walk: Walk, event: Event) -> None:
 
 def _transfer(walk: Walk, event: Event) -> None:
     for machine in walk.machines:
-        machine.ask_transfer(event.node + 1)
+        machine.ask("transfer", event.node + 1)
 
 
 def _kill_client(walk: Walk, event: Event) -> None:
-    client = walk.client(event.other)
+    client = walk.client(event.part)
     client.kill()
     walk.world.after(event.lasts_s, walk.start_client, client)
 
 
 def _pause_client(walk: Walk, event: Event) -> None:
-    walk.client(event.other).paused = True
+    walk.client(event.part).paused = True
 
 
 def _resume_client(walk: Walk, event: Event) -> None:
-    walk.world.resume(walk.client(event.other))
+    walk.world.resume(walk.client(event.part))
 
 
 def _swap(walk: Walk, event: Event) -> None:
@@ -265,7 +266,7 @@ KINDS: dict[str, Kind] = {
         lambda w, e: _cut(w, _around(w, e)), lambda w, e: _join(w, _around(w, e)), weight=3,
     ),
     "client cut off": Kind(
-        "tame", "a client and {n} do not reach each other for {s}",
+        "tame", "a client ({p}) and {n} do not reach each other for {s}",
         lambda w, e: _cut(w, _client_ways(w, e)), lambda w, e: _join(w, _client_ways(w, e)),
     ),
     "loss": Kind(
@@ -319,9 +320,17 @@ KINDS: dict[str, Kind] = {
     "transfer": Kind(
         "tame", "operators ask every node to hand over to {n}", _transfer, modes=_DLEDGER, weight=4
     ),
-    "kill client": Kind("tame", "a client is killed, and comes back after {s}", _kill_client),
+    "node added": Kind("tame", "a new node is added", lambda w, e: members.add(w), weight=3),
+    "node removed": Kind(
+        "tame", "{n} is removed", lambda w, e: members.remove(w, e.node), weight=1
+    ),
+    "node replaced": Kind(
+        "tame", "{n} is replaced by a new node", lambda w, e: members.replace(w, e.node),
+        modes=_DLEDGER,
+    ),
+    "kill client": Kind("tame", "a client ({p}) is killed, and comes back after {s}", _kill_client),
     "pause client": Kind(
-        "tame", "a client is stopped by a signal for {s}", _pause_client, _resume_client
+        "tame", "a client ({p}) is stopped by a signal for {s}", _pause_client, _resume_client
     ),
     "swap disks": Kind(
         "tame", "{n} and {o} have each other's disk for {s}", _swap, _swap, weight=1

@@ -21,7 +21,8 @@ from typing import Any
 
 from tests.world import install
 from tests.world.machines import make_small_files
-from tests.world.walk import Outcome, Plan, run_plan
+from tests.world.plans import Outcome, Plan
+from tests.world.walk import run_plan
 
 LIMIT_S = 300.0  # of real time: for a thread of the product that never waits
 

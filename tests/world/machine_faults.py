@@ -21,6 +21,7 @@ class FaultyMachine(Machine):
 
     image: Disk | None = None
     lost_disks = 0
+    aside = False  # its node is not to run: not added yet, or removed
 
     # -- operators
 
@@ -44,13 +45,14 @@ class FaultyMachine(Machine):
             ))  # fmt: skip
         self.set_config(role=Role.SYNC_MASTER)
 
-    def ask_transfer(self, node: int) -> None:
-        """Do what `hastore dledger transfer` does, with this node's file."""
+    def ask(self, command: str, node: int, by: int | None = None) -> None:
+        """Do what `hastore dledger` does, with this node's file."""
         if isinstance(self.node, DLedgerNode) and self.node.driver.core is not None:
             core = self.node.driver.core
             self._write("dledger-request.json", AdminRequest(
-                id=f"{self.world.product.getrandbits(64):016x}", command="transfer", node=node,
+                id=f"{self.world.product.getrandbits(64):016x}", command=command, node=node,
                 term=self.node.driver.term, members=tuple(core.members), wall_ms=self._wall_ms(),
+                by=by,
             ))  # fmt: skip
 
     def retain(self, max_size_bytes: int | None) -> None:

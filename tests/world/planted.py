@@ -1,17 +1,16 @@
 """Mistakes to plant into the product, one at a time; the walks must catch each.
 
-Those of tests/ha/planted.py and tests/dledger/planted.py that whole nodes meet soon, and some that
-only whole nodes can have: in stores, queues, windows, clients.
+They are such as only whole nodes can have: in stores, queues, windows, clients. Those in the rules
+of replication are in tests/ha/planted.py and tests/dledger/planted.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from hastore.client.consumer.shared_core import SharedCore
-from hastore.config.model import Mode
+from hastore.config.model import AckPoint, Flush, Mode
 from hastore.ha.rules.acks import AckTable
 from hastore.protocol.api import Position
 from hastore.store import retention
@@ -20,11 +19,9 @@ from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.log.flush import FlushService
 from hastore.store.log.mapped_file_queue import MappedFile
 from hastore.store.log_store import LogStore
-from tests.dledger.planted import BUGS as DLEDGER_BUGS
-from tests.ha.planted import BUGS as CLASSIC_BUGS
 from tests.world.events import Event
 from tests.world.machines import Shape
-from tests.world.walk import Plan, plan_of
+from tests.world.plans import Plan
 
 Patch = tuple[Any, str, Any]
 
@@ -95,10 +92,7 @@ def commits_ahead() -> list[Patch]:
     commit = SharedCore._commit
 
     def ahead(self: SharedCore, places: Any, deadline: Any) -> Any:
-        places = {
-            name: Position(place.queue_offset + 3, place.epoch, place.offset)
-            for name, place in places.items()
-        }
+        places = {name: Position(one.queue_offset + 3) for name, one in places.items()}
         return commit(self, places, deadline)
 
     return [(SharedCore, "_commit", ahead)]
@@ -121,46 +115,52 @@ def flushed_too_early() -> list[Patch]:
     return [(FlushService, "flush", flush)]
 
 
-def _told(plan: Plan, *events: tuple[float, str, int, int, float]) -> Plan:
-    """Return a plan with these events (s, kind, node, other, s) in a pair or group of three."""
-    shape = Shape(plan.shape.mode, nodes=2 if plan.shape.mode is Mode.CLASSIC else 3)
-    drawn = tuple(Event(*event, part=0.5) for event in events)
-    return replace(plan, shape=shape, groups=("tame",), preempts=0.0, events=drawn)
+Told = tuple[tuple[float, str, int, int, float], ...]  # when, kind, node, other node, for how long
+_KILLS: Told = (
+    (3.0, "delay", 0, 1, 12.0), *((at, "kill", 0, 1, 0.0) for at in (4.0, 6.5, 9.0, 11.5, 14.0)),
+)  # fmt: skip
+_FLIPS: Told = (
+    (3.0, "delay", 0, 1, 12.0), (5.0, "kill", 0, 1, 0.0), (5.1, "promote", 1, 0, 0.0),
+    (9.0, "kill", 1, 0, 0.0), (9.1, "promote", 0, 1, 0.0),
+    (13.0, "kill", 0, 1, 0.0), (13.1, "promote", 1, 0, 0.0),
+)  # fmt: skip
+_ALL_KILLED: Told = (
+    *((at, "delay", int(at) % 3, 1, 6.0) for at in (2.0, 3.0, 4.0)),
+    *((at, "kill all", 0, 1, 0.0) for at in (4.0, 7.0, 10.0, 13.0)),
+)
+_CUT: Told = ((5.0, "partition", 0, 1, 8.0), (8.0, "promote", 1, 0, 0.0))
+_POWER: Told = ((5.0, "power of all", 0, 1, 0.0), (10.0, "power of all", 0, 1, 0.0))
+_CLIENTS: Told = ((5.0, "kill client", 0, 1, 1.0), (10.0, "kill client", 0, 1, 1.0))
 
-
-# Walks that meet a mistake which random ones rarely meet.
-TOLD: dict[str, tuple[tuple[float, str, int, int, float], ...]] = {
-    "readable at once": ((5.0, "partition", 0, 1, 8.0), (8.0, "promote", 1, 0, 0.0)),
-    "confirmed alone": ((5.0, "partition", 0, 1, 8.0), (8.0, "promote", 1, 0, 0.0)),
+# name: (mode, what makes it, the walk that catches it). In mode classic node 0 begins as master.
+BUGS: dict[str, tuple[Mode, Callable[[], list[Patch]], Told]] = {
+    "syncs nothing": (Mode.CLASSIC, syncs_nothing, _POWER),
+    "syncs nothing in mode dledger": (Mode.DLEDGER, syncs_nothing, _POWER),
+    "flushed too early": (Mode.CLASSIC, flushed_too_early, _POWER),
+    "window lost": (Mode.CLASSIC, window_lost, _KILLS),
+    "window lost in mode dledger": (Mode.DLEDGER, window_lost, _ALL_KILLED),
+    "window not replayed": (Mode.CLASSIC, window_not_replayed, _FLIPS),
+    "offsets from zero": (Mode.CLASSIC, offsets_from_zero, _KILLS),
+    "readable at once": (Mode.CLASSIC, readable_at_once, _CUT),
+    "confirmed alone": (Mode.CLASSIC, confirmed_alone, _CUT),
+    "commits ahead": (Mode.CLASSIC, commits_ahead, _CLIENTS),
+    "retention takes more": (Mode.DLEDGER, retention_takes_more, _CLIENTS),
 }
+_SEEDS = {"window not replayed": 1}  # of the walk; of all others it is 0
 
 
-def plan_for(name: str) -> Plan:
-    """Return the walk that catches a mistake."""
-    mode, _, seed = BUGS[name]
-    plan = plan_of(seed, mode)
-    return _told(plan, *TOLD[name]) if name in TOLD else plan
-
-
-# name: (mode, what makes it, the seed of the walk that catches it)
-BUGS: dict[str, tuple[Mode, Callable[[], list[Patch]], int]] = {
-    "syncs nothing": (Mode.CLASSIC, syncs_nothing, 4),
-    "window lost": (Mode.CLASSIC, window_lost, 10),
-    "window not replayed": (Mode.CLASSIC, window_not_replayed, 4),
-    "window lost in mode dledger": (Mode.DLEDGER, window_lost, 10),
-    "offsets from zero": (Mode.CLASSIC, offsets_from_zero, 0),
-    "readable at once": (Mode.CLASSIC, readable_at_once, 0),
-    "confirmed alone": (Mode.CLASSIC, confirmed_alone, 0),
-    "commits ahead": (Mode.CLASSIC, commits_ahead, 0),
-    "retention takes more": (Mode.DLEDGER, retention_takes_more, 0),
-    "flushed too early": (Mode.CLASSIC, flushed_too_early, 0),
-    "syncs nothing in mode dledger": (Mode.DLEDGER, syncs_nothing, 0),
-    "hello_counts": (Mode.CLASSIC, CLASSIC_BUGS["hello_counts"], 0),
-    "writes_after_promise": (Mode.CLASSIC, CLASSIC_BUGS["writes_after_promise"], 0),
-    "offset_only": (Mode.CLASSIC, CLASSIC_BUGS["offset_only"], 0),
-    "minority_elects": (Mode.DLEDGER, DLEDGER_BUGS["minority_elects"], 0),
-    "shorter_log_elected": (Mode.DLEDGER, DLEDGER_BUGS["shorter_log_elected"], 0),
-}
+def plan_for(name: str, seed: int | None = None) -> Plan:
+    """Return the walk that catches a mistake, or one that may."""
+    seed = _SEEDS.get(name, 0) if seed is None else seed
+    mode, _, told = BUGS[name]
+    durable = told is _POWER
+    shape = Shape(
+        mode, nodes=2 if mode is Mode.CLASSIC else 3,
+        ack_point=AckPoint.FLUSHED if durable else AckPoint.WRITTEN,
+        flush=Flush.SYNC if durable or mode is Mode.DLEDGER else Flush.ASYNC,
+    )  # fmt: skip
+    events = tuple(Event(*event, part=0.5) for event in told)
+    return Plan(seed * shape.nodes, shape, ("tame",), 0.0, events)
 
 
 def plant(name: str) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.world.walk import Outcome, Plan, without
+from tests.world.plans import Outcome, Plan, without
 
 Run = Callable[[Plan], Outcome]
 
