@@ -149,6 +149,19 @@ def test_the_log_of_a_store_is_compared(recorded: tuple[pathlib.Path, pathlib.Pa
     assert (log.begin, first.offset, first.producer, first.sequence) == (0, 0, "p", 0)
 
 
+def test_a_range_alone_is_compared_with_the_store(
+    recorded: tuple[pathlib.Path, pathlib.Path],
+) -> None:
+    store, history = recorded
+    rows = [(place, f"k{4 * place}", b"body %d" % (4 * place)) for place in range(15)]
+    with Recorder(history, topics=[]) as recorder:
+        recorder.rows("orders", 0, 0, 15, rows)
+        recorder.rows("orders", 0, 3, 9, rows[3:9])
+        recorder.rows("orders", 0, 0, 15, [*rows[1:], rows[1]])
+    report = check([history], store=store)
+    assert report.counts["ranges"] == 3 and report.broken == {"ranges": 1}, report.findings
+
+
 def test_a_message_that_the_store_lacks_is_found(
     recorded: tuple[pathlib.Path, pathlib.Path],
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 from pyspark.errors import PySparkException
 
+from hastore.history import Recorder, check
 from hastore.record.properties import ROCKETMQ_PROPERTIES
 from hastore.spark.arrow.schema import KAFKA_COLUMNS
 from hastore.store.offline.reader import StoreReader
@@ -54,6 +55,16 @@ def test_all_messages_of_the_golden_store_arrive(spark):
         assert [(h.key, bytes(h.value).decode()) for h in row.headers or ()] == users
         assert round(row.timestamp.timestamp() * 1000) == record.store_timestamp_ms
         assert row.tags == record.tags
+
+
+def test_a_history_compares_the_rows_with_the_log(spark, numbers, tmp_path):
+    rows = load(spark, numbers, subscribe="t").collect()
+    seen = [(row.offset, row.key and bytes(row.key).decode(), bytes(row.value)) for row in rows]
+    with Recorder(tmp_path / "history.jsonl", topics=[]) as recorder:
+        recorder.rows("t", 0, 0, 100, seen)
+        recorder.rows("t", 0, 0, 100, [*seen[1:], seen[1]])
+    report = check([tmp_path / "history.jsonl"], store=numbers)
+    assert report.counts["ranges"] == 2 and report.broken == {"ranges": 1}, report.findings
 
 
 def test_a_user_schema_is_the_projection(spark):

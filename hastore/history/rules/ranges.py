@@ -27,6 +27,7 @@ class Ranges:
     def add(self, event: Range, line: int) -> None:
         """A job got a range."""
         self._ranges.append((event, line))
+        self._facts.queues.number((event.topic, event.queue))
 
     def __len__(self) -> int:
         return len(self._ranges)
