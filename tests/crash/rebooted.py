@@ -3,7 +3,8 @@
     python tests/crash/rebooted.py BOOT bin/hastore-master -c FILE
 
 `BOOT` is a file with the id of the boot. A power cut of `fuse_disk.py` loses files, but the kernel
-goes on. FUSE does not pass syncfs on, so this syncs each file instead. If the name of the file ends
+goes on. FUSE does not pass syncfs on, so this syncs each file instead; and the index of a log of
+entries has small files, since the file system keeps no holes. If the name of the file ends
 with `UNSYNCED`, no file is synced: a mistake that the power cuts must find.
 """
 
@@ -16,9 +17,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 UNSYNCED = ".unsynced"
+INDEX_FILE_BYTES = 1 << 16
 
 
 def _install(boot: str) -> None:
+    from hastore.dledger.store.mmap_file_store import EntryStore
     from hastore.fs.filesystem import RealFile, RealFileSystem
     from hastore.store.state.replay_progress import BOOT_ID_PATH
 
@@ -34,6 +37,7 @@ def _install(boot: str) -> None:
                 os.fsync(descriptor)
                 os.close(descriptor)
 
+    EntryStore.__init__.__kwdefaults__["index_file_bytes"] = INDEX_FILE_BYTES
     RealFileSystem.read_bytes = read_bytes
     RealFileSystem.sync_all = sync_all
     if boot.endswith(UNSYNCED):

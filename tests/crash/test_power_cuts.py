@@ -107,12 +107,14 @@ def restart(group: Group | DLedgerGroup) -> None:
 
 
 def read(group: Group | DLedgerGroup, topic: str, wanted: set[bytes]) -> list[bytes]:
-    """Read a topic until all that is wanted was read."""
+    """Read a topic until all that is wanted was read, or nothing has come for a long time."""
     found: list[bytes] = []
     with Consumer(topic, group.bootstrap) as consumer:
         while wanted - set(found):
-            more = consumer.poll(1000, timeout_s=20)
+            more = consumer.poll(1000, timeout_s=PATIENCE_S)
             if not more:
+                words = [f"node {node.number}: {node.last_words(3)}" for node in group]
+                print(f"{topic}: {len(found)} messages were read", *words, sep="\n")
                 return found
             found += [one.body for one in more]
     return found
@@ -168,9 +170,10 @@ def judge(group: Group | DLedgerGroup, loads: dict[str, Load]) -> None:
     """What was acknowledged is there, once; nothing else than what was sent."""
     for topic, load in loads.items():
         found = read(group, topic, set(load.acked))
-        assert set(load.acked) <= set(found), f"{topic}: {len(set(load.acked) - set(found))} lost"
-        assert len(set(found)) == len(found), f"{topic}: a message is there twice"
-        assert set(found) <= load.sent, f"{topic}: a message is there that nobody has sent"
+        lost, twice = set(load.acked) - set(found), len(found) - len(set(found))
+        assert not lost, f"{topic}: {len(lost)} of {len(load.acked)} messages are lost"
+        assert not twice, f"{topic}: {twice} messages are there twice"
+        assert not set(found) - load.sent, f"{topic}: messages are there that nobody has sent"
 
 
 @pytest.mark.full
