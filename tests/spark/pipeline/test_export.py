@@ -6,6 +6,7 @@ import shutil
 import deltalake
 import pandas as pd
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from hastore.errors import CorruptRecordError, PositionLostError, UsageError
 from hastore.pipeline.committed import committed_dataset
@@ -79,7 +80,7 @@ def test_spark_reads_orc_files_as_it_reads_parquet_files(spark, tmp_path):
     assert sorted(orc.collect()) == sorted(parquet.collect())
 
 
-def test_workers_write_to_a_bucket_and_merge_there(spark, tmp_path, monkeypatch):
+def test_workers_write_to_tables_and_to_a_bucket_and_merge_there(spark, tmp_path, monkeypatch):
     store = tmp_path / "store"
     write_store(store, over_days(40))
     with s3_server() as variables:
@@ -89,12 +90,20 @@ def test_workers_write_to_a_bucket_and_merge_there(spark, tmp_path, monkeypatch)
         assert run(spark, store, target, file_bytes=4_000).files > 4
         assert run(spark, store, target, merge=True).merged_files
         table = committed_dataset(target).to_table()
-    rows = table.select(["topic", "partition", "offset", "date", "value"]).to_pylist()
-    assert len(rows) == 40
-    assert {
-        (row["topic"], row["partition"], row["offset"]): (str(row["date"]), row["value"])
-        for row in rows
-    } == expected(store)
+        delta = new_target(client())
+        run(spark, store, delta, format="delta")
+        options = {"aws_allow_http": "true"}
+        in_delta = deltalake.DeltaTable(delta, storage_options=options).to_pyarrow_table()
+    run(spark, store, tmp_path / "table", format="iceberg")
+    with SqlCatalog("hastore", uri=f"sqlite:///{tmp_path}/table/catalog.db") as catalog:
+        in_iceberg = catalog.load_table("hastore.messages").scan().to_arrow()
+    for found in (table, in_delta, in_iceberg):
+        rows = found.select(["topic", "partition", "offset", "date", "value"]).to_pylist()
+        assert len(rows) == 40
+        assert {
+            (row["topic"], row["partition"], row["offset"]): (str(row["date"]), row["value"])
+            for row in rows
+        } == expected(store)
 
 
 def test_the_files_have_the_columns_and_types_of_the_source(spark, tmp_path):
