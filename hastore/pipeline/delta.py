@@ -12,6 +12,7 @@ whether commit N took place; the next run removes what belongs to a commit that 
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from hastore.pipeline.target import StagedFile, Target, needs_room
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+# Older ones leave out the numbers of applications when they add files to a table.
+_LEAST_VERSION = (1, 6)
 APPLICATION = "hastore-export"
 DELTA_JOB = "export --format delta"
 PARTITION_BY = ["topic", "date"]
@@ -34,13 +37,18 @@ class DeltaLog:
     """The log of a table, in a folder or, with the options of a bucket, elsewhere."""
 
     def __init__(self, place: str, options: dict[str, str] | None = None) -> None:
-        """Name the table. Raises UsageError without deltalake."""
+        """Name the table. Raises UsageError without deltalake, or with one that is too old."""
         try:
-            import deltalake  # noqa: F401
+            import deltalake
         except ImportError as missing:
             raise UsageError(
                 'an export to Delta needs deltalake: pip install "hastore[delta]"'
             ) from missing
+        if tuple(map(int, re.findall(r"\d+", deltalake.__version__)[:2])) < _LEAST_VERSION:
+            raise UsageError(
+                f"deltalake {deltalake.__version__} loses the number of a commit, and the next run "
+                'would undo that commit: pip install --upgrade "hastore[delta]"'
+            )
         self._place = place
         self._options = options
 

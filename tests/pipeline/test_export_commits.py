@@ -12,6 +12,7 @@ import pytest
 from hastore.errors import CorruptRecordError, PositionLostError, StoreBrokenError, UsageError
 from hastore.pipeline import export as export_job
 from hastore.pipeline.compact import compact
+from hastore.pipeline.delta import DeltaLog
 from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
 from tests.spark.stores import numbered, write_store
@@ -128,6 +129,17 @@ def test_a_delta_table_that_was_set_back_is_refused_and_keeps_its_files(tmp_path
     with pytest.raises(StoreBrokenError, match="_delta_log was removed"):
         export(SPARK, where, str(target), ExportOptions(format="delta"))
     assert values(target) == before
+
+
+@pytest.mark.parametrize(("version", "old"), [("1.5.1", True), ("1.6.0", False), ("2.0rc1", False)])
+def test_a_deltalake_that_loses_the_numbers_of_commits_is_refused(monkeypatch, version, old):
+    """Up to 1.5 it left the number of a commit out of the table, so the next run undid it."""
+    monkeypatch.setattr(deltalake, "__version__", version)
+    if old:
+        with pytest.raises(UsageError, match=f"deltalake {version} loses the number.*--upgrade"):
+            DeltaLog("target")
+    else:
+        DeltaLog("target")
 
 
 def test_a_run_may_leave_bodies_compressed_to_get_past_one_that_is_damaged(tmp_path, monkeypatch):
