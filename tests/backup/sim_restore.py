@@ -81,6 +81,7 @@ class RestoreWorld(World):
         self.lost += 1
         self.crashes = False
         node.die()
+        self.history.fault("lost", node.number)
         self._forget(node.number)
         number = node.number if self.as_it_was else 10 + self.lost
         self.numbers = sorted({*self.numbers, number} - ({node.number} - {number}))

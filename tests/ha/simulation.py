@@ -54,6 +54,7 @@ from hastore.protocol.ha_link import Data as DataEvent
 from hastore.protocol.ha_link import ReportDecoder, StreamDecoder, confirmed_frame, data_header
 from hastore.protocol.hello import Hello, Purpose, Refused, StreamFrom
 from hastore.service import raise_failure
+from tests.ha.sim_history import SimHistory
 
 FILE_SIZE = 1 << 30
 VALUES_MAX = 255
@@ -427,6 +428,7 @@ class SimNode:
         self.stream, self.promoting = None, False
         self.state = NodeState(self.files, "/n")  # type: ignore[arg-type]
         self.state.load(self.number, "c", "g")
+        world.history.begun(self.state.last_epoch)  # also of an attempt that a crash has ended
         self.store.on_flushed = None
         self.store.on_confirmed = lambda _offset: None
         self.store.recover()
@@ -549,6 +551,7 @@ class World:
         self.written: dict[int, tuple[int, int]] = {}
         self.confirmed_in: dict[int, int] = {}
         self.acked: set[int] = set()
+        self.history = SimHistory()  # of the clients
         self.untold: set[int] = set()  # values that may have been confirmed
         self.nodes = {n: SimNode(self, n) for n in self.numbers}
         for node in self.nodes.values():
@@ -784,6 +787,7 @@ class World:
         member, store = node.member, node.store
         self.values += 1
         value, start = self.values, store.max_offset
+        self.history.began(value)
         with member.gate.lock:
             epoch = member.open_epoch
             if not epoch or member.gate.epoch != epoch:
@@ -800,10 +804,13 @@ class World:
                 if value not in self.confirmed_in:
                     raise Violation(f"value {value} is acknowledged and was never confirmed")
                 self.acked.add(value)
+                self.history.acked(value, f"SYNC_MEM({node.acks})", start, epoch)
 
         if refused is None:
             self.nested(node)  # the API's thread is slow
             node.transfer.add(end, float("inf"), Need.SLAVES, done)
+        else:
+            self.history.acked(value, "MASTER_MEM", start, epoch)
         self.count("put")
 
     def note_put(self, node: SimNode, value: int) -> None:
@@ -901,6 +908,7 @@ class World:
                 raise refused.__cause__ from refused
             raise
         finally:
+            self.history.begun(node.state.last_epoch)
             if node.life == life:
                 node.promoting = False
 
@@ -950,6 +958,7 @@ class World:
         if self.power and self.rng.random() < 0.5:
             self.powers += 1
             self.count("power")
+            self.history.fault("power", node.number)
             node.die()
             self.crashes = False
             node.store.lose_power()
@@ -1132,6 +1141,11 @@ class World:
             at = self.written[value][1]
             if at >= master.store.min_offset and held.get(value) != at:
                 raise Violation(f"I1: value {value} was acknowledged and is lost")
+        store = master.store
+        records = ((at, size_of(value), value) for at, value in store.records())
+        wrong = self.history.judge(store.min_offset, store.max_offset, records, history)
+        if wrong:
+            raise Violation("; ".join(wrong[:5]))
         self.count("healed")
 
 

@@ -85,8 +85,10 @@ def test_the_promises_hold_in_fresh_walks():
         for what, times in world.counts.items():
             seen[what] = seen.get(what, 0) + times
         seen["acked"] = seen.get("acked", 0) + len(world.acked)
+        seen["found"] = seen.get("found", 0) + world.history.found
+        seen["lost"] = seen.get("lost", 0) + world.history.lost
     kinds = ("put", "acked", "open", "follow", "kill", "crash", "power", "resume", "healed")
-    for what in (*kinds, "replay", "own"):
+    for what in (*kinds, "replay", "own", "found", "lost"):
         assert seen.get(what, 0) > count // 100, (what, seen)  # the walks are not vacuous
 
 
