@@ -1,8 +1,9 @@
 """Kill `hastore pipeline export` at random instants while a producer writes; compare with the log.
 
 HASTORE_SPARK_CYCLES (3) sets the number of kills, HASTORE_SPARK_SEED replays the choices, but not
-the machine's timing. Each cycle kills the driver, one of Spark's Python processes, or all processes
-of the job at once; and in one of these phases, after a random pause:
+the machine's timing. HASTORE_SPARK_FORMAT is parquet, or iceberg. Each cycle kills the driver, one
+of Spark's Python processes, or all processes of the job at once; and in one of these phases, after
+a random pause:
 
     start       Spark is starting
     writing     a task has begun to write a file
@@ -21,6 +22,7 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from hastore.client import Producer
 from hastore.store.offline.reader import StoreReader
@@ -31,11 +33,17 @@ from tests.spark.torture.processes import children, is_worker, wait_until_gone
 pytestmark = pytest.mark.full
 
 CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "3"))
+FORMAT = os.environ.get("HASTORE_SPARK_FORMAT", "parquet")
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
 VICTIMS = ("driver", "worker", "all")
 PHASES = ("writing", "committing", "start")
 START_S = 10.0  # about as long as Spark takes to start and to end a small job
 TOPIC = "t"
+# Where tasks write files, and what there is one more of after each commit.
+WRITTEN, COMMITS = {
+    "parquet": ("_hastore/staging", "_hastore/commits"),
+    "iceberg": ("data", "metadata"),
+}[FORMAT]
 
 
 class Writer(threading.Thread):
@@ -68,7 +76,7 @@ class Writer(threading.Thread):
 def start(store, target):
     command = [sys.executable, "-m", "hastore", "pipeline", "export", "--master", "local[2]"]
     command += ["--path", str(store), "--target", str(target), "--topic", TOPIC, "--json"]
-    command += ["--commit-every", "0.05", "--file-size", "4", *QUICK_OPTIONS]
+    command += ["--format", FORMAT, "--commit-every", "0.05", "--file-size", "4", *QUICK_OPTIONS]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -80,7 +88,7 @@ def wait_for_phase(phase, job, target, commits, rng):
         if phase == "start":
             time.sleep(rng.random() * START_S)
             return
-        if phase == "writing" and any((target / "_hastore" / "staging").rglob("part-*")):
+        if phase == "writing" and any((target / WRITTEN).rglob("part-*")):
             break
         if phase == "committing" and count_commits(target) > commits:
             break
@@ -89,8 +97,7 @@ def wait_for_phase(phase, job, target, commits, rng):
 
 
 def count_commits(target):
-    folder = target / "_hastore" / "commits"
-    return len(list(folder.glob("[0-9]*.json"))) if folder.exists() else 0
+    return len(list((target / COMMITS).glob("[0-9]*.json"))) if target.exists() else 0
 
 
 def kill(victim, job):
@@ -116,6 +123,11 @@ def end_of(job):
 
 
 def exported(target):
+    if FORMAT == "iceberg":
+        with SqlCatalog("hastore", uri=f"sqlite:///{target}/catalog.db") as catalog:
+            found = catalog.load_table("hastore.messages").scan().to_arrow()
+        columns = (found[name].to_pylist() for name in ("partition", "offset", "value"))
+        return sorted(zip(*columns, strict=True))
     rows = []
     for file in target.glob("topic=*/date=*/*.parquet"):
         table = pq.read_table(file, columns=["partition", "offset", "value"], partitioning=None)
