@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from hastore.client.connections.requester import Requester, Steps, error_of
 from hastore.client.connections.transport import Arrival
 from hastore.client.messages import Message, Position, decode_messages
@@ -59,6 +61,8 @@ class QueueReader:
     sent_ms: float = 0.0
     not_before_ms: float = 0.0
     lost: PositionLostError | None = None
+    # The replicas that do not have the position, and the first queue offset that each still has.
+    gone_at: dict[str, int] = field(default_factory=dict)
     # With a filter: the last message of `ready`, or the last one taken, and the position behind the
     # others that the node has looked at after it.
     last: Message | None = None
@@ -92,6 +96,7 @@ class QueueReader:
         self.rid = None
         self.not_before_ms = 0.0
         self.lost = None
+        self.gone_at.clear()
 
     def pass_by(self, after: Position) -> None:
         """Go on behind messages that do not match, once those fetched before are taken."""
@@ -366,6 +371,7 @@ class Fetcher:
     def _pulled(self, queue: QueueReader, reply: api.Pulled, payload: bytes) -> None:
         status = reply.status
         if status is api.PullStatus.FOUND:
+            queue.gone_at.clear()
             after = reply.after
             queue.fetch = None if reply.last_offset is None else after
             is_filtered = self._filter_of(queue) is not None
@@ -377,19 +383,36 @@ class Fetcher:
         elif not queue.is_drained:
             self._pulled_nothing_ahead(queue, status)
         elif status is api.PullStatus.OFFSET_TOO_SMALL:
-            text = f"before the first one kept, {reply.min_queue_offset}"
-            self._lose_position(queue, text, reply, Position(reply.min_queue_offset))
+            self._pulled_too_early(queue, reply)
         elif status is api.PullStatus.OFFSET_TOO_LARGE:
             if self.source == self._requester.cluster.master:
                 text = f"beyond the end, {reply.max_queue_offset}"
                 self._lose_position(queue, text, reply, Position(reply.max_queue_offset))
             else:
                 queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
+                if queue.gone_at and self.source is not None:
+                    queue.gone_at[self.source] = reply.max_queue_offset
                 self._switch_replica()  # a slave may lag: only the master knows the end
         elif status is api.PullStatus.HISTORY_DIFFERS:
             common = reply.common or Position(reply.min_queue_offset)
             text = f"after a record that a failover cut away; {common.queue_offset} is still valid"
             self._lose_position(queue, text, reply, common)
+
+    def _pulled_too_early(self, queue: QueueReader, reply: api.Pulled) -> None:
+        """Ask another replica for a position that this one has removed; lose it if none has it.
+
+        Each node has a retention of its own, and a node that was added later may begin later.
+        """
+        assert self.source is not None  # it has sent the reply
+        queue.gone_at[self.source] = reply.min_queue_offset
+        if any(one not in queue.gone_at and one not in self._rejected for one in self._heard()):
+            self._rejected |= queue.gone_at.keys()
+            self._switch_replica()
+            return
+        first = min(kept for kept in queue.gone_at.values() if kept > queue.next.queue_offset)
+        text = f"before the first one kept, {first}"
+        reply = msgspec.structs.replace(reply, min_queue_offset=first)
+        self._lose_position(queue, text, reply, Position(first))
 
     def _pulled_nothing_ahead(self, queue: QueueReader, status: api.PullStatus) -> None:
         """Handle a reply without records to a pull ahead of the reader.
@@ -436,9 +459,8 @@ class Fetcher:
         for address in self._requester.cluster.addresses:
             self._requester.transport.send(address, api.AskMap(self._requester.next_rid()))
 
-    def _choose_replica(self) -> None:
-        if self.source is not None:
-            return
+    def _heard(self) -> list[str]:
+        """Return the replicas of the last epoch that are connected, the preferred ones first."""
         cluster, transport = self._requester.cluster, self._requester.transport
         epoch = max((info.epoch for info in cluster.maps.values()), default=0)
         heard = [
@@ -448,6 +470,12 @@ class Fetcher:
         ]  # fmt: skip
         if self._prefer_master:
             heard.reverse()
+        return heard
+
+    def _choose_replica(self) -> None:
+        if self.source is not None:
+            return
+        heard = self._heard()
         fresh = [address for address in heard if address not in self._rejected]
         if not fresh:
             self._rejected.clear()

@@ -204,11 +204,39 @@ def test_retention_ahead_of_the_reader_is_raised_once_everything_fetched_is_take
     assert bench.take(100) == [4, 5, 6, 7, 8, 9]
     bench.fetcher.advance()
     assert bench.pulls[-1][1].position == position_after(10)
-    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=40)
+    bench.fetcher.advance()
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)  # by the other replica
     bench.fetcher.advance()
     with pytest.raises(PositionLostError, match="10 is before the first one kept, 30") as caught:
         bench.take()
     assert caught.value.common == Position(30)
+
+
+@pytest.mark.parametrize("policy", ["raise", "common", "earliest", "latest"])
+def test_what_one_replica_has_removed_is_read_from_another(policy: str) -> None:
+    bench = Bench(on_lost=policy)
+    source = bench.fetcher.source
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.fetcher.advance()
+    address, pull = bench.pulls[-1]
+    assert address not in (source, None) and pull.position == Position(0)
+    bench.found(0, 10)
+    assert bench.take() == list(range(10))
+
+
+def test_a_position_is_lost_if_one_replica_has_removed_it_and_the_other_lags() -> None:
+    bench = Bench()
+    bench.queue.seek(Position(10))
+    bench.fetcher.advance()
+    bench.reply(PullStatus.OFFSET_TOO_LARGE, max_queue_offset=5)
+    bench.fetcher.advance()
+    bench.requester.clock.now += RETRY_MS + 1
+    bench.fetcher.advance()
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.fetcher.advance()
+    with pytest.raises(PositionLostError, match="10 is before the first one kept, 30"):
+        bench.take()
 
 
 @pytest.mark.parametrize("policy", ["raise", "common", "earliest", "latest"])
