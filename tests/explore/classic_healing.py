@@ -5,6 +5,7 @@ That is promise 7 of docs/failover.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.explore.classic_inputs import Input
@@ -44,12 +45,31 @@ def begin_led(group: Group, state: State) -> State:
     return state
 
 
+def begin_filled(group: Group, state: State) -> State:
+    """Let node 1 put two records, which all others have and know to be confirmed."""
+    for value in (1, 2):
+        state = group.take(state, 0, ("put", value))
+        state, _ = _together(group, state, 0)
+    return group.take(state, 0, ("flush",))
+
+
 def begin_ahead(group: Group, state: State) -> State:
     """Let node 1 put a record that the last node lacks; of three nodes the second confirms it."""
     state = group.take(state, 0, ("put", len(group.named[state[-2]].written) + 1))
     if group.count > 2:
         state = _stream_once(group, state, 0, only=2)
     return state
+
+
+def begin_diverged(group: Group, state: State) -> State:
+    """Let node 1 put a record that no other has, and end; node 2 is promoted and puts another."""
+    state = group.take(state, 0, ("put", 1))
+    state = group.take(state, 0, ("dies",))
+    for place in range(1, group.count):
+        if group.view(state, place).stream is not None:
+            state = group.take(state, place, ("end",))
+    state = drive(group, state, 1, ("promote", False))
+    return group.take(state, 1, ("put", 2))
 
 
 def _together(group: Group, state: State, master: int) -> tuple[State, bool]:
@@ -140,3 +160,12 @@ def _heal(group: Group, state: State) -> None:
         at = known.written[value - 1][1]
         if acked and at >= master.disk.min_offset and held.get(value) != at:
             raise Violation(f"I1: value {value} was acknowledged and is lost")
+
+
+BEGINS: dict[str, list[Callable[[Group, State], State]]] = {
+    "": [],
+    "led": [begin_led],
+    "filled": [begin_led, begin_filled],
+    "ahead": [begin_led, begin_ahead],
+    "diverged": [begin_led, begin_diverged],
+}

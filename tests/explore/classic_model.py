@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tests.explore.classic_healing import begin_ahead, begin_led, heal
+from tests.explore.classic_healing import BEGINS, heal
 from tests.explore.classic_inputs import Input
 from tests.explore.classic_node import ANSWER_LOST, LOST, Disk, Steps
 from tests.explore.classic_observer import Known, check, judge
@@ -35,8 +35,7 @@ class Scope:
     flushed: bool = False
     frames: int = 1  # on their way on one link
     bounds: dict[str, int | None] = field(default_factory=dict)
-    led: bool = False  # begin with node 1 as master, followed by all
-    ahead: bool = False  # and with a put of it that the last node lacks
+    begin: str = ""  # BEGINS: how far the group is when the search begins
     due: frozenset[str] = frozenset()
 
 
@@ -89,8 +88,9 @@ class Group:
         try:
             for place in range(self.count):
                 state = self.take(state, place, ("start",))
-            state = begin_led(self, state) if self.scope.led else state
-            return begin_ahead(self, state) if self.scope.ahead else state
+            for one in BEGINS[self.scope.begin]:
+                state = one(self, state)
+            return state
         except Violation as violation:
             raise Found(("begins",), str(violation)) from violation
 

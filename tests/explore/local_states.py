@@ -230,8 +230,9 @@ class LocalNode(SimNode):
             leader._beat_due_ms = leader._cut_off_ms = leader._grace_ms = 0.0
         for one in leader.dispatchers.values():
             one._compares = min(one._compares, COMPARES_AT_ONCE + 1)
-            if not one.pending:
-                one._progress_ms = core._now_ms
+            # Only the later of both counts, and what is sent next is sent now or later.
+            sent_ms = one.pending[0].sent_ms if one.pending else core._now_ms
+            one._progress_ms = max(one._progress_ms, sent_ms)
             if one.is_sending():
                 one._low = one._high = one._questions = one.compare_index = one._follower_begin = 0
                 one._follower_end = None

@@ -30,7 +30,7 @@ TINY_WITH_A_KILL = Scope(
     bounds={**ALWAYS, "promote": 1, "kill": 1},
     due=frozenset({"start", "follow", "answer", "no answer", "promote", "killed", "report"}),
 )
-QUICK = ("flip_acks", "entry_after_bytes")
+QUICK = ("flip_acks", "entry_after_bytes", "history_not_cut", "entries_at_once")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_the_first_states_of_each_scope_keep_the_promises(name: str):
 @pytest.mark.parametrize("bug", QUICK)
 def test_planted_mistakes_are_found(bug: str):
     with planted(bug):
-        report = search_of("classic", SHOWS[bug], states_max=20_000).run()
+        report = search_of("classic", SHOWS[bug], states_max=20_000, probe_every=11).run()
     assert report.found and report.story, report.line()
     print(report.found, *report.story, sep="\n")
 

@@ -19,7 +19,7 @@ from tests.explore.dledger_scopes import ALWAYS, SCOPES, SHOWS
 from tests.explore.scopes import search_of
 from tests.explore.search import Label, Search, State
 
-STATES = 800
+STATES = 400
 # What a pair can do in its first term, without a bound on what fails.
 TINY = Scope(
     nodes=2, grain="exchanges", terms=1, bounds={**ALWAYS, "dies": None},
@@ -75,7 +75,7 @@ def some_states(group: Group, levels: int) -> Iterator[tuple[State, list[tuple[L
             found = list(group.successors(state))
             yield state, found
             following |= dict.fromkeys(after for _, after in found)
-        level = list(following)[:: max(1, len(following) // 12)]
+        level = list(following)[:: max(1, len(following) // 6)]
 
 
 @pytest.mark.parametrize("name", ["messages of 3", "logs", "lost disks"])
