@@ -15,7 +15,7 @@ REACHES = (
     decode_messages, messages._take_alike, messages._start_of, messages._unpacking,
     Message._topic_place, Message._stored,
 )  # fmt: skip
-LEAST = kit.Least(0.1, 1)
+LEAST = kit.Least(0.05, 1)
 TOKENS = (b"\x01T\0\x10KEYS\x01a b\x02TAGS\x01t\x02", b"\0\0\0\x5b\xda\xa3\x20\xa7")
 EPOCHS = ((1, 0), (3, 300), (4, 301), (9, 2**40))
 

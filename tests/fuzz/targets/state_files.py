@@ -241,8 +241,9 @@ def _manifest(fs: MemoryFileSystem) -> bool:
 
 def _delays(fs: MemoryFileSystem) -> bool:
     found = read_offsets(fs, ROOT)
-    assert found and all(level >= 1 and offset >= 0 for level, offset in found.items())
-    return True
+    assert found is not None
+    assert all(level >= 1 and offset >= 0 for level, offset in found.items())
+    return bool(found)
 
 
 Reader = Callable[[MemoryFileSystem], bool]
@@ -401,6 +402,7 @@ def _texts() -> list[bytes]:
         b"m" + manifest[:-9],
         b'b{"offset":5,"passes":1,"passed_wall_ms":7,"damages":[[5,9,"why"]]}',
         b"b[]",
+        b'y{"offsetTable":{}}',
         b'y{"offsetTable":{1:5,3:9}}',
         b'y{"offsetTable":{0:5}}',
     ]
