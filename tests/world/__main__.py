@@ -34,8 +34,13 @@ def main() -> int:
     for seed in range(options.seed, options.seed + options.seeds):
         for mode in modes:
             plan = tour_of(mode, options.tour, seed) if options.tour else plan_of(seed, mode)
-            outcome = run(plan, lines=options.lines)
             walks += 1
+            try:
+                outcome = run(plan, lines=options.lines)
+            except RuntimeError as failure:  # of the world itself, or a thread that never waits
+                print(f"seed {seed}, mode {mode.value}: {failure}")
+                failed += 1
+                continue
             fired += outcome.fired
             if options.lines:
                 print("\n".join(outcome.log_lines))
