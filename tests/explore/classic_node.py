@@ -35,6 +35,7 @@ from hastore.protocol.hello import (
     encode_hello,
 )
 from tests.explore.classic_inputs import Input, take
+from tests.ha.sim_history import SimHistory
 from tests.ha.simulation import (
     Clock,
     Crash,
@@ -108,6 +109,7 @@ class Bench:
         self.clock, self.nodes = Clock(), {}
         self.replay, self.crashes, self.crash_rate = False, True, 0.5
         self.rng = self.replay_rng = self
+        self.history = SimHistory()  # which a search does not judge
         self.effects, self.dies_at = 0, dies_at
         self.out: list[Input] = []
         self.notes: list[Input] = []
