@@ -34,6 +34,7 @@ def visit(node, ended, visits):
         visits[node] += 1
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_planted_leaks_are_seen_and_a_healthy_node_has_none(tmp_path):
     """Four nodes at the same time, each a group of its own."""
@@ -78,6 +79,7 @@ def test_planted_leaks_are_seen_and_a_healthy_node_has_none(tmp_path):
             assert name in growing[leak] if name else not growing[leak], growing
 
 
+@pytest.mark.long
 @pytest.mark.full
 @pytest.mark.slow("three nodes and five processes of clients, a restart and a flip among them")
 def test_a_soak_for_a_moment(tmp_path):

@@ -70,6 +70,7 @@ def test_a_planted_mistake_is_caught_and_its_walk_reduced():
     assert f"seed 0, mode {BUGS[name][0].value}" in small.story()
 
 
+@pytest.mark.long
 @pytest.mark.full
 @pytest.mark.slow("some ten mistakes, each in a walk of whole nodes")
 def test_planted_mistakes_are_caught():
