@@ -222,11 +222,10 @@ $(VENV)/.bench: EXTRAS := bench
 $(VENV)/.bench: WHAT := 0.2 GB
 $(VENV)/.bench-spark: EXTRAS := bench,spark$(JAVA_EXTRA)
 $(VENV)/.bench-spark: WHAT := 0.9 GB, half of it Spark
-$(VENV)/.dev: EXTRAS := demo,spark,delta,iceberg,dev$(JAVA_EXTRA)
 # atheris is in no other environment: it has wheels for Python 3.11 to 3.13 only, of 60 MB. The targets need a part of `dev`.
 $(VENV)/.fuzz: EXTRAS := fuzz
 $(VENV)/.fuzz: WHAT := 0.3 GB
-$(VENV)/.dev: EXTRAS := demo,spark,delta,dev$(JAVA_EXTRA)
+$(VENV)/.dev: EXTRAS := demo,spark,delta,iceberg,dev$(JAVA_EXTRA)
 $(VENV)/.dev: WHAT := 1.3 GB, Spark and all that the tests need
 # An environment that somebody else has made, or that venv left half made, is refused here: pip would resolve for minutes.
 USABLE := import importlib.util, sys; v = sys.version_info[:2]; sys.exit( \
