@@ -28,6 +28,7 @@ def passed(outcome: Outcome) -> Outcome:
     return outcome
 
 
+@pytest.mark.slow("whole nodes meet each kind of event")
 @pytest.mark.parametrize("mode", list(Mode))
 def test_a_walk_with_each_kind_of_event(mode):
     fired: Counter[str] = Counter()
