@@ -38,6 +38,7 @@ def _walk(
     """Take one walk; send what came of it."""
     gc.disable()  # a finalizer must not run at another place in the next walk of this seed
     try:
+        install.load_all()  # the process that forks has done that, if all went well there
         install.install()
         make_small_files()
         before()
