@@ -47,6 +47,9 @@ import msgspec
 # What msgspec raises for bytes that are not what was expected: of another form or type, with text
 # that is not UTF-8, or nested too deeply. Who decodes bytes of a peer or a disk catches all three.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# What yaml.safe_load raises besides yaml.YAMLError: for lists nested too deeply, and for `!!int x`,
+# `!!bool x`, `!!timestamp x`, or a date that does not exist.
+UNREADABLE_YAML = (RecursionError, ValueError, LookupError, AttributeError)
 
 
 class Status(StrEnum):

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hastore.client.arguments import refusal
-from hastore.errors import ConfigError, UsageError
+from hastore.errors import UNREADABLE_YAML, ConfigError, UsageError
 from hastore.security.identity import key_problem, name_problem
 
 ENVIRONMENT = "HASTORE_SECURITY"
@@ -29,8 +29,6 @@ _PATHS = (
     *("tls_ca", "tls_certificate", "tls_key", "key_file"),
     *("registry_ca", "registry_certificate", "registry_key"),
 )
-# What yaml.safe_load raises for `!!int x`, `!!bool x`, `!!timestamp x`, or a date that is none.
-_NO_SUCH_VALUE = (ValueError, LookupError, AttributeError)
 _EXPECTED = "a hastore.Security, a mapping of its fields, or the path of a YAML file with them"
 
 
@@ -141,7 +139,7 @@ def read_security(path: str) -> Security:
         ) from failure
     try:
         found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, *_NO_SUCH_VALUE) as failure:
+    except (yaml.YAMLError, *UNREADABLE_YAML) as failure:
         raise ConfigError(f"{path}: is not valid YAML; correct it") from failure
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: has no keys; write tls_ca, identity, key_file and so on")

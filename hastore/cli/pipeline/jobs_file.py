@@ -16,10 +16,8 @@ from typing import Any
 import click
 
 from hastore.cli.pipeline.common import SessionOptions
-from hastore.errors import UsageError
+from hastore.errors import UNREADABLE_YAML, UsageError
 
-# What yaml.safe_load raises for `!!int x`, `!!bool x`, `!!timestamp x`, or a date that is none.
-_NO_SUCH_VALUE = (ValueError, LookupError, AttributeError)
 _OF_THE_FILE = ("name", "job")
 _OF_THE_RUN = frozenset({"master", "memory", "conf", "json", "help"})
 _SPARK = ("master", "memory", "conf")
@@ -53,7 +51,7 @@ def read_jobs(path: str, text: str, commands: Mapping[str, click.Command]) -> Jo
 
     try:
         tree = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, *_NO_SUCH_VALUE) as broken:
+    except (yaml.YAMLError, *UNREADABLE_YAML) as broken:
         raise UsageError(f"{path} is no YAML; correct it: {broken}") from broken
     if not isinstance(tree, dict) or not isinstance(tree.get("jobs"), list) or not tree["jobs"]:
         raise UsageError(f"{path} has no list `jobs`; see hastore pipeline run --help")
