@@ -33,9 +33,8 @@ from hastore.pipeline.compact_files import (
     staged_files,
     write_rows,
 )
-from hastore.pipeline.object_target import CHANGES, DATA, ObjectTarget
+from hastore.pipeline.object_target import CHANGES, DATA, ObjectTarget, target_of
 from hastore.pipeline.parquet_files import TASK_BYTES, record_sizes
-from hastore.pipeline.places import is_bucket
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import (
     ReadPositions,
@@ -137,7 +136,7 @@ def compact_with(
     where = replace(where, topics=strategy.topics)
     with open_backend(parsed) as backend:
         select(strategy, backend)  # its errors before the target
-        with _target(target) as opened:
+        with target_of(target, "compact") as opened:
             options = _take_over(opened.path, opened.state, topic, options)
             published = _publish(watch.start, opened, options, progress)  # of a run that died
             positions, ranges, lost = unread(
@@ -171,14 +170,10 @@ def check_compact(where: Where, target: str, options: CompactOptions) -> None:
     """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
     check_compression(options.compression)
     (topic,) = _topic(where.parsed()).topics
-    opened = _target(target)
+    opened = target_of(target, "compact")
     state = opened.look()
     where.check()
     _take_over(opened.path, state, topic, options)
-
-
-def _target(path: str) -> Target | ObjectTarget:
-    return ObjectTarget(path, "compact") if is_bucket(path) else Target(path, "compact")
 
 
 def _topic(parsed: SourceOptions) -> Subscribe:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from hastore.errors import StoreBrokenError, StoreError, StoreInUseError, UsageError
+from hastore.errors import StoreBrokenError, StoreError, UsageError
 from hastore.pipeline.delta import (
     APPLICATION,
     DELTA_JOB,
@@ -29,8 +29,8 @@ from hastore.pipeline.delta import (
     DeltaLog,
     table_schema,
 )
-from hastore.pipeline.places import Bucket
-from hastore.pipeline.target import StagedFile
+from hastore.pipeline.places import Bucket, one_line
+from hastore.pipeline.target import StagedFile, another_run
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -41,7 +41,6 @@ _COMMITS = "_hastore/commits"
 _COMMIT_NAME = re.compile(rf"{_COMMITS}/([0-9]{{8,}})-[0-9a-f]{{16}}\.json")
 _KEPT_COMMITS = 100  # of the states before the last one: nobody needs them
 _OURS = re.compile(r"_hastore|part-[0-9a-f]{16}-\d+\.parquet")  # without a table: a run died
-_COLOURS = re.compile(r"\x1b\[\d*m|\u21b3")
 
 
 class DeltaObjectTarget:
@@ -143,10 +142,7 @@ class DeltaObjectTarget:
 
     def _check_turn(self, table: "DeltaTable | None") -> None:
         if (0 if table is None else _mark(table, APPLICATION)) != self.number:
-            raise StoreInUseError(
-                f"another run has exported to {self.path} meanwhile, and nothing of this commit "
-                "was made visible; wait until the other run has ended, and run the job again"
-            )
+            raise another_run(self.path)
 
     def _states(self) -> list[tuple[int, str]]:
         matches = [_COMMIT_NAME.fullmatch(name) for name, _ in self._place.listing(_COMMITS)]
@@ -187,10 +183,9 @@ class DeltaObjectTarget:
             with self._place.named():
                 yield
         except DeltaError as error:
-            text = " ".join(_COLOURS.sub("", str(error)).split())
             raise StoreError(
-                f"the Delta table {self.path}: {text}. Run the job again: it finds out whether a "
-                "commit took place"
+                f"the Delta table {self.path}: {one_line(error)}. Run the job again: it finds "
+                "out whether a commit took place"
             ) from error
 
 

@@ -22,7 +22,7 @@ from hastore.pipeline.delta_objects import DeltaObjectTarget
 from hastore.pipeline.export_options import INFER, check_options, shape_of, take_over
 from hastore.pipeline.export_options import ExportOptions as ExportOptions
 from hastore.pipeline.json_columns import infer_schema
-from hastore.pipeline.object_target import ObjectTarget
+from hastore.pipeline.object_target import ObjectTarget, target_of
 from hastore.pipeline.orc_files import check_orc
 from hastore.pipeline.parquet_files import (
     ExportLayout,
@@ -284,7 +284,7 @@ def _target(path: str | None, options: ExportOptions) -> ExportTarget:
     if form == "delta":
         return DeltaObjectTarget(path) if is_bucket(path) else DeltaTarget(path)
     kind = "export" if form == "parquet" else f"export --format {form}"
-    return ObjectTarget(path, kind) if is_bucket(path) else Target(path, kind)
+    return target_of(path, kind)
 
 
 def _settle(

@@ -49,7 +49,13 @@ from hastore.pipeline.iceberg_files import (
     new_table_schema,
 )
 from hastore.pipeline.places import Place, is_bucket, place_of
-from hastore.pipeline.target import StagedFile, local_path, needs_room, sync_file
+from hastore.pipeline.target import (
+    StagedFile,
+    another_run,
+    local_path,
+    needs_room,
+    sync_file,
+)
 
 DATA = "data"
 OWN_CATALOG, OWN_TABLE = "hastore", "hastore.messages"  # of a folder's own catalog
@@ -343,10 +349,7 @@ class IcebergTarget:
         if found == number and table.properties.get(_RUN) == self.run:
             return
         if found != self.number:
-            raise StoreInUseError(
-                f"another run has exported to {self.path} meanwhile, and nothing of this commit "
-                "was made visible; wait until the other run has ended, and run the job again"
-            )
+            raise another_run(self.path)
         self._check_history(table)
 
     def _append(

@@ -27,9 +27,9 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from hastore.errors import StoreInUseError, UsageError
-from hastore.pipeline.places import Bucket
-from hastore.pipeline.target import StagedFile
+from hastore.errors import UsageError
+from hastore.pipeline.places import Bucket, is_bucket
+from hastore.pipeline.target import StagedFile, Target, another_run
 
 DATA = "_data"
 _FORMAT = 1
@@ -115,11 +115,7 @@ class ObjectTarget:
         with self._place.named():
             there = self._commits()
             if max(there, key=_order, default="") != self._name:
-                raise StoreInUseError(
-                    f"another run has exported to {self.path} meanwhile, and nothing of this "
-                    "commit was made visible; wait until the other run has ended, and run the job "
-                    "again"
-                )
+                raise another_run(self.path)
             hidden = set(self._entry.get("hidden", ())) - set(removed)
             hidden.update(one.final for one in files if not one.final.startswith(f"{DATA}/"))
             lists, own = self._listed(
@@ -143,7 +139,7 @@ class ObjectTarget:
                 entry["replaced"] = {
                     one: at for one, at in entry["replaced"].items() if now_ms - at < _DAY_MS
                 }
-            self._write(f"{_COMMITS}/{name}", entry)  # the commit
+            self._place.write_json(f"{_COMMITS}/{name}", entry)  # the commit
         self.number, self.state, self._name, self._entry = number, dict(state), name, entry
         with contextlib.suppress(OSError):  # it is in the way of nobody; a later run tries again
             for old in sorted(there, key=_order)[: -_KEPT_COMMITS + 1]:
@@ -192,7 +188,7 @@ class ObjectTarget:
         own = [file for file in own if file["name"] not in removed] + new
         if len(own) >= _LISTED_FILES:
             lists.append(f"{_LISTS}/{commit}")
-            self._write(lists[-1], {"files": own})
+            self._place.write_json(lists[-1], {"files": own})
             own = []
         return lists, own
 
@@ -219,8 +215,10 @@ class ObjectTarget:
                 if info.is_file and info.mtime_ns <= limit_ns and name not in kept:
                     self._fs.delete_file(info.path)
 
-    def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        self._place.write_json(name, value)
+
+def target_of(path: str, kind: str) -> Target | ObjectTarget:
+    """Return a folder or a place in a bucket as the target of a job; `kind` is the job's."""
+    return ObjectTarget(path, kind) if is_bucket(path) else Target(path, kind)
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 from hastore.errors import StoreBrokenError, StoreError, UsageError
 
 _S3 = re.compile(r"^s3a?://", re.IGNORECASE)
-_COLOURS = re.compile(r"\x1b\[\d*m|\u21b3")  # in the errors of deltalake
+_COLOURS = re.compile(r"\x1b\[\d*m|\u21b3")
 _ATTEMPTS = 5  # of a request; the time between them grows
 
 
@@ -157,10 +157,10 @@ class Bucket:
         try:
             yield
         except OSError as failure:
-            text = " ".join(_COLOURS.sub("", str(failure)).split())
             raise StoreError(
-                f"{self.url}: {text}. Check the bucket's name, the server (AWS_ENDPOINT_URL), "
-                "the region (AWS_REGION), the keys and their rights, and run the same command again"
+                f"{self.url}: {one_line(failure)}. Check the bucket's name, the server "
+                "(AWS_ENDPOINT_URL), the region (AWS_REGION), the keys and their rights, and run "
+                "the same command again"
             ) from failure
 
 
@@ -187,3 +187,8 @@ def _filesystem(endpoint: str | None, region: str | None, bucket: str) -> Any:
         region=region,
         retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
     )
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's text without line ends, and without the colours that deltalake adds."""
+    return " ".join(_COLOURS.sub("", str(error)).split())

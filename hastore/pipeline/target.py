@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from hastore.errors import StoreBrokenError, StoreFullError, UsageError
+from hastore.errors import StoreBrokenError, StoreFullError, StoreInUseError, UsageError
 from hastore.fs.filesystem import NO_ROOM
 from hastore.fs.private_files import UMASK_MODE, open_fresh
 
@@ -323,6 +323,14 @@ def needs_room(target: str | os.PathLike[str]) -> Iterator[None]:
             f"{os.fspath(target)}: no room is left on its file system "
             f"({os.strerror(failure.errno)}); free space there, and run the same command again"
         ) from failure
+
+
+def another_run(path: Path | str) -> StoreInUseError:
+    """Return the error of a run that may not commit: another one has, since this one began."""
+    return StoreInUseError(
+        f"another run has exported to {path} meanwhile, and nothing of this commit was made "
+        "visible; wait until the other run has ended, and run the job again"
+    )
 
 
 def check_compression(name: str) -> None:

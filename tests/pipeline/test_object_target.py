@@ -113,7 +113,7 @@ def test_a_run_that_dies_before_a_commit_leaves_no_rows(tmp_path, fs, url, here,
         raise Crash
 
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(ObjectTarget, "_write", die)
+        patch.setattr(Bucket, "write_json", die)
         export(SPARK, where(store), url)
     left = objects(fs, url, "_data")
     assert left
@@ -128,14 +128,14 @@ def test_a_run_that_dies_before_a_commit_leaves_no_rows(tmp_path, fs, url, here,
 def test_a_commit_whose_answer_is_lost_is_found_by_the_next_run(tmp_path, url, here, monkeypatch):
     store, messages = tmp_path / "store", numbered(40)
     write_store(store, messages)
-    write = ObjectTarget._write
+    write = Bucket.write_json
 
     def lost(self, name, value):
         write(self, name, value)
         raise OSError("no answer")
 
     with monkeypatch.context() as patch, pytest.raises(StoreError, match="no answer.*AWS_ENDPOINT"):
-        patch.setattr(ObjectTarget, "_write", lost)
+        patch.setattr(Bucket, "write_json", lost)
         export(SPARK, where(store), url)
     assert export(SPARK, where(store), url).messages == 0
     assert values(url) == bodies(messages)
