@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from hastore.errors import HastoreError, StoreBrokenError, UsageError
+from hastore.pipeline.parquet_files import PARTITIONS, table_schema
 from hastore.pipeline.target import StagedFile, Target, needs_room
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 _LEAST_VERSION = (1, 6)
 APPLICATION = "hastore-export"
 DELTA_JOB = "export --format delta"
-PARTITION_BY = ["topic", "date"]
-_PARTITIONS = [pa.field("topic", pa.string()), pa.field("date", pa.date32())]
 
 
 class DeltaLog:
@@ -217,12 +216,7 @@ class DeltaTarget(Target):
     def _add(self, number: int, files: Sequence[StagedFile]) -> None:
         assert self.schema is not None
         table, marks = self._log.table(), {APPLICATION: number}
-        self._log.add(table, marks, table_schema(self.schema), PARTITION_BY, files)
-
-
-def table_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of an export's table: that of its files, then topic and date."""
-    return pa.schema([*schema, *_PARTITIONS])
+        self._log.add(table, marks, table_schema(self.schema), PARTITIONS.names, files)
 
 
 def files_of(files: Sequence[StagedFile]) -> list[dict[str, str]]:

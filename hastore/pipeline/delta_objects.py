@@ -22,13 +22,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from hastore.errors import StoreBrokenError, StoreError, UsageError
-from hastore.pipeline.delta import (
-    APPLICATION,
-    DELTA_JOB,
-    PARTITION_BY,
-    DeltaLog,
-    table_schema,
-)
+from hastore.pipeline.delta import APPLICATION, DELTA_JOB, DeltaLog
+from hastore.pipeline.parquet_files import PARTITIONS, table_schema
 from hastore.pipeline.places import Bucket, one_line
 from hastore.pipeline.target import StagedFile, another_run
 
@@ -122,7 +117,7 @@ class DeltaObjectTarget:
             self._place.write_json(_entry(number, self.run), entry)
             try:
                 marks = {APPLICATION: number, _RUN: self.run}
-                self._log.add(table, marks, table_schema(self._schema), PARTITION_BY, files)
+                self._log.add(table, marks, table_schema(self._schema), PARTITIONS.names, files)
             except (DeltaError, OSError):
                 # Another run was faster, or the answer was lost; the table knows.
                 now = self._log.table()

@@ -7,13 +7,14 @@ after a kill is found in the table, and its rows are there once. Spark's own Del
 """
 
 import datetime
+import functools
 import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.delta import DeltaLog
 from hastore.pipeline.delta_objects import options_of
-from hastore.pipeline.parquet_files import OPEN_FILES, OpenFile, parquet_writer
+from hastore.pipeline.parquet_files import OpenFile, TaskFiles, parquet_writer
 from hastore.pipeline.places import Bucket, is_bucket, place_of
 from hastore.pipeline.target import (
     StagedFile,
@@ -174,63 +175,32 @@ class _BatchWriter:
             )
 
 
-class _Files:
+class _Files(TaskFiles[Values]):
     """The files of one task, by the values of the columns that partition the table."""
 
     def __init__(self, owner: _BatchWriter) -> None:
+        super().__init__(place_of(owner.root))
         self._owner = owner
-        self._place = place_of(owner.root)
         kept = [field for field in owner.schema if field.name not in owner.partition_by]
         self._schema = pa.schema(kept)
-        self._open: dict[Values, OpenFile] = {}  # the least recently used first
-        self._closed: list[StagedFile] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.writer.close()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch, each to the file of its values."""
         for values, part in split_by_values(batch, self._owner.partition_by):
-            self._file(values).add(part.select(self._schema.names))
+            file = self._file(values, functools.partial(self._begin, values))
+            file.add(part.select(self._schema.names))
 
-    def close(self) -> list[StagedFile]:
-        """Close and sync all files, and return them."""
-        for values in list(self._open):
-            self._finish(values)
-        return self._closed
-
-    def _file(self, values: Values) -> OpenFile:
-        found = self._open.pop(values, None)
-        if found is None:
-            if len(self._open) >= OPEN_FILES:
-                self._finish(next(iter(self._open)))
-            name = f"part-{uuid.uuid4().hex}.parquet"
-            writer = parquet_writer(
-                self._place.begin(name),
-                self._schema,
-                self._owner.compression,
-                self._place.filesystem,
-            )
-            texts = (
-                None if value is None else _TEXTS[self._owner.schema.field(column).type](value)
-                for column, value in zip(self._owner.partition_by, values, strict=True)
-            )
-            partition = tuple(zip(self._owner.partition_by, texts, strict=True))
-            found = OpenFile(name, name, partition, writer)
-        self._open[values] = found
-        return found
-
-    def _finish(self, values: Values) -> None:
-        file = self._open[values]
-        file.flush()
-        file.writer.close()
-        size = self._place.finish(file.final)
-        del self._open[values]
-        self._closed.append(StagedFile(file.final, file.final, file.rows, size, file.partition))
+    def _begin(self, values: Values) -> OpenFile:
+        name = f"part-{uuid.uuid4().hex}.parquet"
+        writer = parquet_writer(
+            self._place.begin(name), self._schema, self._owner.compression, self._place.filesystem
+        )
+        texts = (
+            None if value is None else _TEXTS[self._owner.schema.field(column).type](value)
+            for column, value in zip(self._owner.partition_by, values, strict=True)
+        )
+        partition = tuple(zip(self._owner.partition_by, texts, strict=True))
+        return OpenFile(name, name, partition, writer)
 
 
 def split_by_values(

@@ -48,6 +48,7 @@ from hastore.pipeline.iceberg_files import (
     is_partitioned_as_made,
     new_table_schema,
 )
+from hastore.pipeline.parquet_files import table_schema
 from hastore.pipeline.places import Place, is_bucket, place_of
 from hastore.pipeline.target import (
     StagedFile,
@@ -65,7 +66,6 @@ _PREFIX = "hastore-export."
 _COMMIT, _RUN, _STATE = f"{_PREFIX}commit", f"{_PREFIX}run", f"{_PREFIX}state"
 _FORMAT_NAME, _SCHEMA = f"{_PREFIX}format", f"{_PREFIX}schema-id"
 _FOLDER_URL = re.compile(r"^file:(//(localhost)?)?(?=/)", re.IGNORECASE)
-_PARTITION_FIELDS = [pa.field("topic", pa.string()), pa.field("date", pa.date32())]
 
 
 class _CommittedTable(Table):
@@ -166,7 +166,7 @@ class IcebergTarget:
 
         `schema` is that of other exports' files, which have topic and date in their folders' names.
         """
-        whole = pa.schema([*schema, *_PARTITION_FIELDS])
+        whole = table_schema(schema)
         with self._named():
             if self._table is None:
                 self._table = self._make(whole)

@@ -24,9 +24,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
+from hastore.pipeline.parquet_files import PARTITIONS
 from hastore.pipeline.target import StagedFile
 
-PARTITION_BY = ("topic", "date")
 _NUMBER = b"PARQUET:field_id"
 _EPOCH = datetime.date(1970, 1, 1)
 _FIRST_PARTITION_FIELD = 1000  # as the specification has it
@@ -43,7 +43,7 @@ def new_table_schema(schema: pa.Schema) -> tuple[Schema, PartitionSpec]:
             transform=IdentityTransform(),
             name=name,
         )
-        for place, name in enumerate(PARTITION_BY)
+        for place, name in enumerate(PARTITIONS.names)
     ]
     return iceberg, PartitionSpec(*fields)
 
@@ -55,7 +55,7 @@ def file_schema(schema: pa.Schema, iceberg: Schema) -> pa.Schema:
 
 def is_partitioned_as_made(spec: PartitionSpec, iceberg: Schema) -> bool:
     """Return whether the table is still partitioned by topic and date, as it was made."""
-    made = [iceberg.find_field(name).field_id for name in PARTITION_BY]
+    made = [iceberg.find_field(name).field_id for name in PARTITIONS.names]
     found = [(one.source_id, isinstance(one.transform, IdentityTransform)) for one in spec.fields]
     return found == [(number, True) for number in made]
 

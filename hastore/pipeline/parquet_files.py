@@ -14,10 +14,10 @@ import functools
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from hastore.errors import StoreBrokenError, UsageError
 from hastore.pipeline.json_columns import JsonColumns
 from hastore.pipeline.object_target import ObjectTarget
 from hastore.pipeline.orc_files import OrcWriter
-from hastore.pipeline.places import is_bucket, place_of
+from hastore.pipeline.places import Place, is_bucket, place_of
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import MARK_COLUMNS, RecordMark, mark_of
 from hastore.pipeline.running import Start, run_tasks
@@ -116,6 +116,8 @@ def record_sizes(
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow data; a writer holds at most this much
 OPEN_FILES = 8  # of a task; store times that jump back and forth close files early
+# The columns of a table that its files do not have: they are the names of folders, or in its log.
+PARTITIONS = pa.schema([("topic", pa.string()), ("date", pa.date32())])
 _DAYS = range(-719_162, 2_932_897)  # the years 1 to 9999: others are no dates of SQL
 _NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # what Spark writes and reads for null
 _DAY_US = 24 * 3600 * 1_000_000
@@ -214,8 +216,8 @@ class OpenFile:
     def with_partition(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch with topic and date as columns, too."""
         for name, value in self.partition:
-            kind = pa.date32() if name == "date" else pa.string()
-            column = pa.array([value]).cast(kind).take(pa.repeat(0, batch.num_rows))
+            one = pa.array([value]).cast(PARTITIONS.field(name).type)
+            column = one.take(pa.repeat(0, batch.num_rows))
             batch = batch.append_column(name, column)
         return batch
 
@@ -251,38 +253,30 @@ class Shape:
         return pa.RecordBatch.from_arrays([*kept.columns, *decoded], schema=self.schema())
 
 
-class FileSet:
-    """The files of one task, by topic and date."""
+def table_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of an export's table: that of its files, then topic and date."""
+    return pa.schema([*schema, *PARTITIONS])
 
-    def __init__(self, layout: ExportLayout) -> None:
-        self._layout = layout
-        self._place = place_of(layout.target)
-        self._attempt = uuid.uuid4().hex[:16]
-        self._open: dict[tuple[str, int], OpenFile] = {}  # the least recently used first
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class TaskFiles(Generic[Key]):
+    """The files of one task by a key, of which OPEN_FILES at most are open at a time."""
+
+    def __init__(self, place: Place) -> None:
+        """Take the place of the files."""
+        self._place = place
+        self._open: dict[Key, OpenFile] = {}  # the least recently used first
         self._closed: list[StagedFile] = []
-        self._count = 0
-        self._shape = Shape(layout.columns, layout.json_schema, layout.keep_value)
 
-    @property
-    def corrupt(self) -> int:
-        """Return the number of bodies that are not JSON of the schema."""
-        return self._shape.corrupt
-
-    def __enter__(self) -> "FileSet":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._place.named():
             for file in self._open.values():
                 file.writer.close()
-
-    def add(self, span: QueueRange, batch: pa.RecordBatch) -> None:
-        """Add the rows of a batch, each to the file of its date."""
-        kept = self._shape.apply(batch)
-        with self._place.named():
-            for day, part in split_by_day(kept, batch.column(Column.TIMESTAMP.value)):
-                file = self._file(span, day, self._layout.schema or kept.schema)
-                file.add(part if self._layout.schema is None else file.with_partition(part))
 
     def close(self) -> list[StagedFile]:
         """Close and sync all files, and return them."""
@@ -291,15 +285,49 @@ class FileSet:
                 self._finish(key)
         return self._closed
 
-    def _file(self, span: QueueRange, day: int, schema: pa.Schema) -> OpenFile:
-        key = (span.topic, day)
+    def _file(self, key: Key, begin: Callable[[], OpenFile]) -> OpenFile:
+        """Return the open file of a key; `begin` opens one if there is none."""
         found = self._open.pop(key, None)
         if found is None:
             if len(self._open) >= OPEN_FILES:
                 self._finish(next(iter(self._open)))
-            found = self._begin(span.topic, day, schema)
+            found = begin()
         self._open[key] = found
         return found
+
+    def _finish(self, key: Key) -> None:
+        file = self._open[key]
+        file.flush()
+        file.writer.close()
+        size = self._place.finish(file.staged)
+        del self._open[key]
+        self._closed.append(StagedFile(file.staged, file.final, file.rows, size, file.partition))
+
+
+class FileSet(TaskFiles[tuple[str, int]]):
+    """The files of one task, by topic and date."""
+
+    def __init__(self, layout: ExportLayout) -> None:
+        super().__init__(place_of(layout.target))
+        self._layout = layout
+        self._attempt = uuid.uuid4().hex[:16]
+        self._count = 0
+        self._shape = Shape(layout.columns, layout.json_schema, layout.keep_value)
+
+    @property
+    def corrupt(self) -> int:
+        """Return the number of bodies that are not JSON of the schema."""
+        return self._shape.corrupt
+
+    def add(self, span: QueueRange, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch, each to the file of its date."""
+        kept = self._shape.apply(batch)
+        with self._place.named():
+            for day, part in split_by_day(kept, batch.column(Column.TIMESTAMP.value)):
+                schema = self._layout.schema or kept.schema
+                begin = functools.partial(self._begin, span.topic, day, schema)
+                file = self._file((span.topic, day), begin)
+                file.add(part if self._layout.schema is None else file.with_partition(part))
 
     def _begin(self, topic: str, day: int, schema: pa.Schema) -> OpenFile:
         name = f"part-{self._attempt}-{self._count:04}.{self._layout.format}"
@@ -317,14 +345,6 @@ class FileSet:
         else:
             writer = parquet_writer(path, schema, compression, self._place.filesystem)
         return OpenFile(staged, final, (("topic", topic), ("date", date)), writer)
-
-    def _finish(self, key: tuple[str, int]) -> None:
-        file = self._open[key]
-        file.flush()
-        file.writer.close()
-        size = self._place.finish(file.staged)
-        del self._open[key]
-        self._closed.append(StagedFile(file.staged, file.final, file.rows, size, file.partition))
 
 
 def parquet_writer(

@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline import delta_stream as module
+from hastore.pipeline import parquet_files
 from hastore.pipeline.delta import DeltaLog
 from hastore.pipeline.delta_stream import DeltaBatches, split_by_values
 from hastore.pipeline.target import StagedFile
@@ -40,7 +41,7 @@ def test_rows_are_split_by_the_values_of_columns_and_nulls_are_a_value():
 @pytest.mark.parametrize("open_files", [1, 8])
 def test_a_table_of_the_files_has_the_rows(tmp_path, monkeypatch, open_files):
     """However few files a task may have open."""
-    monkeypatch.setattr(module, "OPEN_FILES", open_files)
+    monkeypatch.setattr(parquet_files, "OPEN_FILES", open_files)
     by = ("topic", "day", "late", "n")
     writer = module._BatchWriter(str(tmp_path), SCHEMA, by, "zstd")
     batches = [BATCH, BATCH.slice(0, 0), BATCH]
