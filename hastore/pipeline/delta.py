@@ -138,7 +138,7 @@ class DeltaTarget(Target):
         self.schema: pa.Schema | None = None
 
     def prepare(self, schema: pa.Schema) -> pa.Schema | None:
-        """Learn the schema of the files; topic and date are in the table's log."""
+        """Keep the files' schema for the table, whose log has topic and date."""
         self.schema = schema
         return None
 

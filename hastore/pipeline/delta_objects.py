@@ -89,7 +89,7 @@ class DeltaObjectTarget:
         return dict(self.state)
 
     def prepare(self, schema: pa.Schema) -> pa.Schema | None:
-        """Learn the schema of the files; topic and date are in the table's log."""
+        """Keep the files' schema for the table, whose log has topic and date."""
         self._schema = schema
         return None
 

@@ -84,7 +84,7 @@ class ExportTarget(Protocol):
         ...
 
     def prepare(self, schema: pa.Schema) -> pa.Schema | None:
-        """Learn the schema of the files; return that of files with topic and date in them."""
+        """Take the files' schema; return one with topic and date if they are to have these."""
         ...
 
     def commit(

@@ -78,7 +78,7 @@ class ObjectTarget:
         return self.path
 
     def prepare(self, schema: pa.Schema) -> pa.Schema | None:
-        """Learn the schema of the files; return that of files with topic and date in them."""
+        """Return None: topic and date are the names of folders."""
         return None
 
     def look(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class Target:
         return str(self.path)
 
     def prepare(self, schema: pa.Schema) -> pa.Schema | None:
-        """Learn the schema of the files; return that of files with topic and date in them."""
+        """Return None: topic and date are the names of folders."""
         return None
 
     @property

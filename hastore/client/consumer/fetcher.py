@@ -61,7 +61,8 @@ class QueueReader:
     sent_ms: float = 0.0
     not_before_ms: float = 0.0
     lost: PositionLostError | None = None
-    # The replicas that do not have the position, and the first queue offset that each still has.
+    # The replicas that do not have the position: the first queue offset that each still has, or, if
+    # it is behind, the end of what it has.
     gone_at: dict[str, int] = field(default_factory=dict)
     # With a filter: the last message of `ready`, or the last one taken, and the position behind the
     # others that the node has looked at after it.
