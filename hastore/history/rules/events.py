@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -298,10 +298,20 @@ def digest_of(topic: str, key: str | None, body: bytes) -> str:
 
 def range_digest(rows: Iterable[tuple[int, str]]) -> str:
     """Return the digest of a range: of its queue offsets and digests, in any order."""
-    total = 0
-    for queue_offset, digest in rows:
-        mixed = (int(digest, 16) + (queue_offset + 1) * _EVEN) & _MASK
-        mixed = ((mixed ^ mixed >> 30) * _FIRST) & _MASK
-        mixed = ((mixed ^ mixed >> 27) * _SECOND) & _MASK
-        total += mixed ^ mixed >> 31
+    return as_range_digest(sum(mixed(place, int(digest, 16)) for place, digest in rows))
+
+
+def as_range_digest(total: int) -> str:
+    """Return the digest of a range from the sum of what `mixed` gives for its messages."""
     return f"{total & _MASK:016x}"
+
+
+def mixed(queue_offset: Any, digest: Any) -> Any:
+    """Return what a message adds to the digest of a range, below 2^64 (the steps of SplitMix64).
+
+    Takes the queue offset and the digest as numbers, or arrays of both as numpy.uint64.
+    """
+    bits = (digest + (queue_offset + 1) * _EVEN) & _MASK
+    bits = ((bits ^ bits >> 30) * _FIRST) & _MASK
+    bits = ((bits ^ bits >> 27) * _SECOND) & _MASK
+    return bits ^ bits >> 31

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hastore.history.rules.agreement import Agreement
 from hastore.history.rules.columns import Numbers, begins, joined
-from hastore.history.rules.events import Range
+from hastore.history.rules.events import Range, as_range_digest, mixed
 from hastore.history.rules.facts import Facts
 
-_EVEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_HALF = np.uint64(1 << 63)
+_HALF = np.uint64(1 << 63)  # a digest is this above its number in a table
 
 
 class Ranges:
@@ -38,7 +35,8 @@ class Ranges:
             return
         queue, place, digest = self._known(agreement)
         sums = np.zeros(len(queue) + 1, np.uint64)
-        np.cumsum(_mixed(place, digest), out=sums[1:])
+        unsigned = digest.astype(np.uint64) + _HALF
+        np.cumsum(mixed(place.astype(np.uint64), unsigned), out=sums[1:])
         for event, line in self._ranges:
             number = self._facts.queues.known((event.topic, event.queue))
             low, high = np.searchsorted(queue, number), np.searchsorted(queue, number, "right")
@@ -51,7 +49,7 @@ class Ranges:
             if event.count != end - first:
                 text = f"{name}: a job got {event.count} messages, the log has {end - first}"
                 self._facts.report.find("ranges", text, line)
-            elif f"{(int(sums[end]) - int(sums[first])) % (1 << 64):016x}" != event.digest:
+            elif as_range_digest(int(sums[end]) - int(sums[first])) != event.digest:
                 text = f"{name}: a job got other messages than the log has"
                 self._facts.report.find("ranges", text, line)
 
@@ -78,12 +76,3 @@ class Ranges:
         order = np.lexsort((place, queue))
         order = order[begins(queue[order], place[order])]
         return queue[order], place[order], digest[order]
-
-
-def _mixed(place: Numbers, digest: Numbers) -> NDArray[np.uint64]:
-    """Return what `range_digest` adds for each message."""
-    mixed = (digest.astype(np.uint64) + _HALF) + (place.astype(np.uint64) + np.uint64(1)) * _EVEN
-    mixed = (mixed ^ mixed >> np.uint64(30)) * _FIRST
-    mixed = (mixed ^ mixed >> np.uint64(27)) * _SECOND
-    found: NDArray[np.uint64] = mixed ^ mixed >> np.uint64(31)
-    return found
