@@ -76,10 +76,6 @@ class Names(Generic[_Name]):
             self._names.append(name)
         return found
 
-    def known(self, name: _Name) -> int:
-        """Return the number of a name, NONE if it has none."""
-        return self._numbers.get(name, NONE)
-
     def __len__(self) -> int:
         return len(self._names)
 

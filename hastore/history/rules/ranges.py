@@ -38,14 +38,14 @@ class Ranges:
         unsigned = digest.astype(np.uint64) + _HALF
         np.cumsum(mixed(place.astype(np.uint64), unsigned), out=sums[1:])
         for event, line in self._ranges:
-            number = self._facts.queues.known((event.topic, event.queue))
+            number = self._facts.queues.number((event.topic, event.queue))
             low, high = np.searchsorted(queue, number), np.searchsorted(queue, number, "right")
             first = int(low + np.searchsorted(place[low:high], event.start))
             end = int(low + np.searchsorted(place[low:high], event.end))
             if event.start < event.end and not self._is_whole(event, number, place[first:end]):
                 continue
             self.judged += 1
-            name = f"{event.topic}[{event.queue}] from {event.start} to {event.end}"
+            name = f"{self._facts.name_of(number)} from {event.start} to {event.end}"
             if event.count != end - first:
                 text = f"{name}: a job got {event.count} messages, the log has {end - first}"
                 self._facts.report.find("ranges", text, line)
