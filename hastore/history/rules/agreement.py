@@ -113,13 +113,11 @@ class Agreement:
         there = record != NONE
         same = np.zeros(len(rows), np.bool_)
         same[there] = records["digest"][record[there]] == table["digest"][rows][there]
+        moved = np.zeros(len(rows), np.bool_)
         for name in ("queue", "queue_offset"):
-            moved = np.zeros(len(rows), np.bool_)
-            moved[same] = records[name][record[same]] != table[name][rows][same]
-            for row in rows_of(moved):
-                self._moved(table, int(rows[row]), int(record[row]))
-            if moved.any():
-                break
+            moved[same] |= records[name][record[same]] != table[name][rows][same]
+        for row in rows_of(moved):
+            self._moved(table, int(rows[row]), int(record[row]))
         if table is self._facts.sends:
             self.claimed[record[same]] = True
         removed: Flags = ~there & (offsets < log.begin)
