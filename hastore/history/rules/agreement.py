@@ -45,7 +45,6 @@ class Agreement:
         self.acks_stay = np.ones(len(self.acked), np.bool_)  # of these, which are not gone
         self.reads_stay = np.ones(len(facts.reads), np.bool_)
         self.lost: list[int] = []  # rows of sends that the faults excuse
-        self._by_digest: tuple[Numbers, Numbers] | None = None  # rows of records, and digests
         self.found = 0  # acknowledged messages that somebody has seen, or the log has
 
     def judge(self) -> None:
@@ -134,15 +133,10 @@ class Agreement:
 
     def _now(self, digest: int) -> str:
         """Say where a message is that is not where it should be."""
-        if self._by_digest is None:
-            order = np.argsort(self._facts.records["digest"], kind="stable")
-            self._by_digest = order, self._facts.records["digest"][order]
-        order, ascending = self._by_digest
-        at = places_of(ascending, np.array([digest]))[0]
-        if at == NONE:
+        row = self._facts.records.row_with("digest", digest)
+        if row == NONE:
             return "not in the log"
-        offset = self._facts.records.get(int(order[at]), "offset")
-        return f"not there in the log, but at {offset}"
+        return f"not there in the log, but at {self._facts.records.get(row, 'offset')}"
 
     def _twice_acknowledged(self) -> None:
         """Find two sends that were told the same offset."""
@@ -213,8 +207,8 @@ class Agreement:
 
     def _a_send_of(self, digest: int) -> int:
         """Return the line of a send of a message, 0 if there is none."""
-        rows = rows_of(self._facts.sends["digest"] == digest)
-        return self._facts.sends.get(rows[0], "line") if rows else 0
+        row = self._facts.sends.row_with("digest", digest)
+        return 0 if row == NONE else self._facts.sends.get(row, "line")
 
     # -- all of them beside each other
 

@@ -25,6 +25,7 @@ class Table:
         self._names = {name: place for place, name in enumerate(names)}
         self._cells = array("q")
         self._columns: dict[str, Numbers] = {}  # in place of the cells, afterwards
+        self._sorted: dict[str, tuple[Numbers, Numbers]] = {}  # a column's rows, and its values
 
     def __len__(self) -> int:
         if self._columns:
@@ -58,6 +59,15 @@ class Table:
             }
             self._cells = array("q")
         return self._columns[name]
+
+    def row_with(self, name: str, value: int) -> int:
+        """Return the first row with a value in a column, NONE if there is none."""
+        if name not in self._sorted:
+            order = np.argsort(self[name], kind="stable")
+            self._sorted[name] = order, self[name][order]
+        order, ascending = self._sorted[name]
+        place = places_of(ascending, np.array([value]))[0]
+        return NONE if place == NONE else int(order[place])
 
 
 class Names(Generic[_Name]):
