@@ -236,15 +236,8 @@ class Agreement:
         for name in column:
             column[name] = column[name][~wrong]
         order = np.lexsort((column["queue_offset"], column["queue"]))
-        queue, offset = column["queue"][order], column["offset"][order]
-        place = column["queue_offset"][order]
-        back = np.zeros(len(order), np.bool_)
-        back[1:] = (queue[1:] == queue[:-1]) & (place[1:] > place[:-1]) & (offset[1:] < offset[:-1])
-        for row in rows_of(back):
-            text = f"{facts.name_of(int(queue[row]))} {place[row]} is at {offset[row]} in the log,"
-            text += f" before {place[row - 1]}, at {offset[row - 1]}"
-            lines = column["line"][order]
-            self._report.find("queues", text, int(lines[row - 1]), int(lines[row]))
+        named = ("queue", "queue_offset", "offset", "line")
+        find_falls(facts, *(column[name][order] for name in named))
 
     def _differ(
         self, column: dict[str, Numbers], same: tuple[str, ...], agree: tuple[str, ...]
@@ -272,3 +265,18 @@ class Agreement:
         rows = self.acked[self.acks_stay]
         seen = joined(self._at, self._facts.reads["offset"][self.reads_stay])
         self.found = int((places_of(np.unique(seen), sends["offset"][rows]) != NONE).sum())
+
+
+def find_falls(
+    facts: Facts, queue: Numbers, place: Numbers, offset: Numbers, line: Numbers
+) -> None:
+    """Find places of a queue that are in the log before an earlier place.
+
+    Takes columns of messages, ordered by queue and place.
+    """
+    falls = ~begins(queue)
+    falls[1:] &= (place[1:] > place[:-1]) & (offset[1:] < offset[:-1])
+    for row in rows_of(falls):
+        text = f"{facts.name_of(int(queue[row]))} {place[row]} is at {offset[row]} in the log,"
+        text += f" before {place[row - 1]}, at {offset[row - 1]}"
+        facts.report.find("queues", text, int(line[row - 1]), int(line[row]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hastore.history.rules.agreement import Agreement
+from hastore.history.rules.agreement import Agreement, find_falls
 from hastore.history.rules.columns import (
     NONE,
     Numbers,
@@ -51,12 +51,7 @@ def _judge_queues(facts: Facts, begin: int) -> None:
         text = f"{facts.name_of(int(queue[row]))} has {place[row]}, at {offset[row]}, where"
         text += f" {after[row]} comes next"
         facts.report.find("queues", text, int(line[row]))
-    falls = np.zeros(len(order), np.bool_)
-    falls[1:] = ~new[1:] & (offset[1:] < offset[:-1])
-    for row in rows_of(falls):
-        text = f"{facts.name_of(int(queue[row]))} {place[row]} is at {offset[row]} in the log,"
-        text += f" before {place[row - 1]}, at {offset[row - 1]}"
-        facts.report.find("queues", text, int(line[row - 1]), int(line[row]))
+    find_falls(facts, queue, place, offset, line)
 
 
 def judge_epochs(facts: Facts, agreement: Agreement) -> None:
