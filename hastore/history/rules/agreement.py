@@ -73,11 +73,10 @@ class Agreement:
             digest = sends.get(row, "digest")
             lines = sends.get(row, "line"), sends.get(row, "end_line")
             what = f"acknowledged at {sends.get(row, 'offset')} ({level}), {self._now(digest)}"
+            self._report.find_loss("durable", what, excuse, *lines)
             if excuse is None:
-                self._report.find("durable", what, *lines)
                 continue
             self.lost.append(row)
-            self._report.excuse(f"{what}: {excuse.text}", *lines)
             if archives and excuse.is_archived and digest not in facts.rescued:
                 self._report.find("reported", f"{what}, and in no archive", *lines)
 
@@ -93,10 +92,7 @@ class Agreement:
                 continue
             what = f"a consumer read the message at {reads.get(row, 'offset')}, "
             what += self._now(reads.get(row, "digest"))
-            if excuse is None:
-                self._report.find("durable", what, reads.get(row, "line"))
-            else:
-                self._report.excuse(f"{what}: {excuse.text}", reads.get(row, "line"))
+            self._report.find_loss("durable", what, excuse, reads.get(row, "line"))
 
     def _beside_log(self, table: Table, rows: Numbers) -> tuple[Flags, Flags]:
         """Return which rows the log does not have, and which it cannot tell.

@@ -159,10 +159,7 @@ class Consumers:
                 report.find("prefix", text, *lines)
             return
         excuse = budget.excuse(budget.of_readers, 0, gap.t)
-        if excuse is None:
-            report.find("monotonic", text, *lines)
-        else:
-            report.excuse(f"{text}: {excuse.text}", *lines)
+        report.find_loss("monotonic", text, excuse, *lines)
 
     def _judge_owners(self) -> None:
         """Find queues that two members read at the same time.

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hastore.history.rules.budget import Excuse
+
 NAMED_MAX = 50  # findings of a promise that are named; further ones are only counted
 
 # The name in findings, and what is promised.
@@ -75,8 +77,12 @@ class Report:
         if self.broken[promise] <= NAMED_MAX:
             self.findings.append(Finding(promise, text, _real(lines)))
 
-    def excuse(self, text: str, *lines: int) -> None:
-        """Add a loss that the faults excuse."""
+    def find_loss(self, promise: str, text: str, excuse: Excuse | None, *lines: int) -> None:
+        """Add a loss that the faults excuse, or a finding if nothing does."""
+        if excuse is None:
+            self.find(promise, text, *lines)
+            return
+        text = f"{text}: {excuse.text}"
         self.losses += 1
         if self.losses <= NAMED_MAX:
             self.excused.append(Finding("durable", text, _real(lines)))

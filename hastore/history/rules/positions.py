@@ -144,10 +144,7 @@ class Positions:
     ) -> None:
         text = f"{self._name(key)}: {text}"
         excuse = budget.excuse(budget.of_readers, 0, floor.ended)
-        if excuse is None:
-            self._facts.report.find("positions", text, floor.line, line)
-        else:
-            self._facts.report.excuse(f"{text}: {excuse.text}", floor.line, line)
+        self._facts.report.find_loss("positions", text, excuse, floor.line, line)
 
     def _name(self, key: tuple[str, int]) -> str:
         return f"the position of {key[0]} in {self._facts.name_of(key[1])}"
