@@ -244,6 +244,20 @@ def test_a_seek_or_an_operator_may_move_it_back() -> None:
     assert broken_by(*five, e.Reset(111, "g", "T", 0, 1), asked(0, 112))
 
 
+def test_findings_about_positions_come_in_the_order_of_the_history() -> None:
+    groups = [f"g{number}" for number in range(20)]
+    commits = [
+        event
+        for op, (group, position) in enumerate([(g, p) for p in (5, 3) for g in groups])
+        for event in (
+            Commit("c", op, 100 + 2 * op, group, [Place("T", 0, position)]),
+            Ok("c", op, 101 + 2 * op),
+        )
+    ]
+    report = check([HEADER, *acked(0, 1, 2), read(0), *commits])
+    assert [one.text.split()[3] for one in report.findings] == groups
+
+
 # -- what a history must prove
 
 

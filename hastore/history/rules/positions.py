@@ -99,7 +99,7 @@ class Positions:
 
     def judge(self, budget: Budget) -> None:
         """Find positions that went back."""
-        for key in self.writes.keys() | self._asked.keys():
+        for key in {**self.writes, **self._asked}:  # not a set: findings come in a fixed order
             writes, asked = self.writes.get(key, []), self._asked.get(key, [])
             self._judge_back(key, writes, asked, budget)
 
