@@ -129,6 +129,16 @@ def test_who_overlaps_has_no_order() -> None:
     assert set(check([HEADER, *lines]).broken) == {"linear"}
 
 
+def test_each_message_that_is_in_another_place_is_found() -> None:
+    lines = [*acked(0, 1, 2), *acked(1, 3, 4), e.Log(0, 200)]
+    log = [e.Record(0, 100, "T", 1, 0, d(0)), e.Record(100, 100, "T", 0, 0, d(1))]
+    report = check([HEADER, *lines, *log])
+    assert [one.text for one in report.findings] == [
+        "the message at 0 was acknowledged as T[0] 0, it is T[1] 0",
+        "the message at 100 was acknowledged as T[0] 1, it is T[0] 0",
+    ]
+
+
 def test_equal_messages_are_as_many_as_were_sent() -> None:
     same = d(7)
     sends = [Send("p", n, n, "T", same) for n in range(3)]
