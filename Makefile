@@ -9,8 +9,8 @@
 #   make test           what is proved in one process, and one real thing of each kind, in six workers, 5 to 7 minutes
 #                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 25 minutes
-#   make test-long      cases of several minutes each with RocketMQ's JVMs that have a shorter twin in make test-all, and each alert
-#                       seen firing by a real Prometheus; 5 to 15 minutes
+#   make test-long      long cases of which the other two have a shorter one: with RocketMQ's JVMs, each alert seen firing by a real
+#                       Prometheus, each planted mistake of whole nodes, a soak of seconds with planted leaks; 5 to 15 minutes
 #   make coverage       make test, and how much of each package it executes
 #   make check          style, types, imports
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
