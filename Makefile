@@ -195,6 +195,7 @@ attack: $(VENV)/.dev
 explore: $(VENV)/.dev
 	$(BIN)/python -m tests.explore --mode $(if $(filter file,$(origin MODE)),both,$(MODE)) --states $(or $(STATES),2000000) \
 		--scope "$(SCOPE)" $(if $(PLANTED),--planted)
+
 crash-points: $(VENV)/.dev
 	$(BIN)/python -m tests.crash --states $(or $(STATES),200000) --seed $(SEED) --only "$(ONLY)"
 	$(BIN)/python -m tests.crash --planted --states $(or $(STATES),200000)
@@ -202,6 +203,7 @@ crash-points: $(VENV)/.dev
 power-cuts: $(VENV)/.dev
 	HASTORE_POWER_CUTS=$(CUTS) HASTORE_POWER_CUTS_SEED=$(SEED) $(BIN)/python -m pytest -q -s -m full \
 		tests/crash/test_power_cuts.py $(PYTEST_ARGS)
+
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.soak --seconds $(if $(filter file,$(origin SECONDS)),1800,$(SECONDS)) --seed $(SEED) --mode $(MODE) \
 		--connections $(CONNECTIONS) --groups $(GROUPS) $(SOAK_ARGS)
