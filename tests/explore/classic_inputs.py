@@ -9,10 +9,8 @@ from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused, Proto
 from hastore.ha.hello import answering
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.ha.promoter import Flags
-from hastore.ha.rules.promotion import may_resume
-from hastore.protocol.ha_link import confirmed_frame, data_header
-from hastore.protocol.hello import CopyFrom, Purpose, Refused, StreamFrom
-from tests.ha.simulation import Crash, SimConnection, SimNode, Violation, size_of
+from hastore.protocol.hello import CopyFrom, Refused, StreamFrom
+from tests.ha.simulation import Crash, SimConnection, SimNode, size_of
 
 if TYPE_CHECKING:
     from tests.explore.classic_node import Bench
@@ -40,20 +38,7 @@ def _do_start(bench: Bench, node: SimNode) -> None:
 
 
 def _do_resume(bench: Bench, node: SimNode) -> None:
-    data, member = node.state.data, node.member
-    epoch = may_resume(data.history, data.promised_epoch, node.number, data.epoch_over)
-    if epoch is None:
-        return
-    for reply in bench.ask_all(member, Purpose.SURVEY):
-        if reply.hello is not None and reply.hello.promised_epoch > epoch:
-            member.state.promise(reply.hello.promised_epoch)
-    with member.gate.lock:
-        if member.state.data.promised_epoch != epoch or member.open_epoch:
-            return
-        assert node.ha is not None
-        node.ha.open_epoch(member.state.history[-1], sync=True)
-        member.open_epoch = epoch
-        member.gate.open(epoch)
+    node.resume()
 
 
 def _do_hello(bench: Bench, node: SimNode, request: int, link: int) -> None:
@@ -97,10 +82,7 @@ def _do_put(bench: Bench, node: SimNode, value: int) -> None:
 
 
 def _do_flush(bench: Bench, node: SimNode) -> None:
-    node.store.flush()
-    if node.stream is not None and not node.stream.closed:
-        node.stream.report()
-        node.stream._note_clean()
+    node.flush()
 
 
 def _do_follow(bench: Bench, node: SimNode) -> None:
@@ -113,21 +95,7 @@ def _do_end(bench: Bench, node: SimNode) -> None:
 
 
 def _do_send(bench: Bench, node: SimNode, link: int, size: int, limits: bool) -> None:
-    connection, store = bench.links[link], node.store
-    writer = connection.writer
-    assert writer is not None
-    offset = writer.sent_offset
-    size = min(size, store.max_offset - offset)
-    for entry in node.state.history:
-        if entry.start > offset:
-            size = min(size, entry.start - offset)
-    if size < 0:
-        raise Violation("a master's log is shorter than what it sent")
-    frame = data_header(offset, size) + bytes(store.data[offset : offset + size])
-    if limits:
-        frame = confirmed_frame(store.confirmed_offset, store.readable_offset) + frame
-    writer.reach_offset = writer.sent_offset = offset + size
-    bench.out.append(("to slave", link, frame))
+    bench.out.append(("to slave", link, bench.links[link].next_frame(size, limits=limits)))
 
 
 def _do_receive(bench: Bench, node: SimNode, frame: bytes) -> None:
@@ -139,12 +107,7 @@ def _do_receive(bench: Bench, node: SimNode, frame: bytes) -> None:
 
 
 def _do_report(bench: Bench, node: SimNode, link: int, data: bytes) -> None:
-    connection = bench.links[link]
-    try:
-        connection.reader._count_reports(connection.decoder.feed(data))
-    except ProtocolError as error:
-        connection.close("it erred")
-        raise Violation(f"a correct slave's report is refused: {error}") from error
+    bench.links[link].take_report(data)
 
 
 def _do_break(bench: Bench, node: SimNode, link: int) -> None:

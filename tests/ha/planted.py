@@ -262,19 +262,16 @@ def history_not_cut() -> list[Patch]:
 def resume_promised() -> list[Patch]:
     """A restarted master continues although it has promised a higher epoch."""
 
-    def may_resume(history: Any, promised: int, node: int, over: bool) -> int | None:
-        del promised, over
-        epoch = last_epoch(history)
-        return epoch if epoch and epoch & 0xFFFF == node else None
+    def resume(self: Any) -> bool:
+        epoch = last_epoch(self.state.data.history)
+        if not epoch or epoch & 0xFFFF != self.number:
+            return False
+        self.ha.open_epoch(self.state.history[-1], sync=True)
+        self.member.open_epoch = epoch
+        self.member.gate.open(epoch)
+        return True
 
-    def _resume(self: Any, node: Any) -> None:
-        epoch = may_resume(node.state.data.history, 0, node.number, False)
-        if epoch is not None:
-            node.ha.open_epoch(node.state.history[-1], sync=True)
-            node.member.open_epoch = epoch
-            node.member.gate.open(epoch)
-
-    return [(simulation.World, "_resume", _resume)]
+    return [(simulation.SimNode, "resume", resume)]
 
 
 def epoch_not_over() -> list[Patch]:

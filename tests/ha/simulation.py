@@ -313,6 +313,31 @@ class SimConnection:
         self.writer = SimWriter(offset)
         return self.writer
 
+    def next_frame(self, size: int, *, limits: bool) -> bytes:
+        """Return what WriteSocketService sends next, at most `size` bytes, of one epoch."""
+        writer, store = self.writer, self.host.store
+        assert writer is not None
+        offset = writer.sent_offset
+        size = min(size, store.max_offset - offset)
+        for entry in self.host.state.history:
+            if entry.start > offset:
+                size = min(size, entry.start - offset)
+        if size < 0:
+            raise Violation("a master's log is shorter than what it sent")
+        frame = data_header(offset, size) + bytes(store.data[offset : offset + size])
+        if limits:
+            frame = confirmed_frame(store.confirmed_offset, store.readable_offset) + frame
+        writer.reach_offset = writer.sent_offset = offset + size
+        return frame
+
+    def take_report(self, data: bytes) -> None:
+        """Let ReadSocketService take a report, which it must not refuse."""
+        try:
+            self.reader._count_reports(self.decoder.feed(data))
+        except ProtocolError as error:
+            self.close("it erred")
+            raise Violation(f"a correct slave's report is refused: {error}") from error
+
     def close(self, reason: str) -> None:
         del reason
         if not self.closed:
@@ -499,6 +524,31 @@ class SimNode:
                 node.stream._closed = True
         self.stream = None
         self.store.on_flushed = None
+
+    def resume(self) -> bool:
+        """Go on as master in the last epoch, if that may be; return whether it does."""
+        data, member = self.state.data, self.member
+        epoch = may_resume(data.history, data.promised_epoch, self.number, data.epoch_over)
+        if epoch is None:
+            return False
+        for reply in self.world.ask_all(member, Purpose.SURVEY):
+            if reply.hello is not None and reply.hello.promised_epoch > epoch:
+                member.state.promise(reply.hello.promised_epoch)
+        with member.gate.lock:
+            if member.state.data.promised_epoch != epoch or member.open_epoch:
+                return False
+            assert self.ha is not None
+            self.ha.open_epoch(member.state.history[-1], sync=True)
+            member.open_epoch = epoch
+            member.gate.open(epoch)
+        return True
+
+    def flush(self) -> None:
+        """Sync the log, and tell the master of it."""
+        self.store.flush()
+        if self.stream is not None and not self.stream.closed:
+            self.stream.report()
+            self.stream._note_clean()
 
     def end_stream(self) -> None:
         stream, self.stream = self.stream, None
@@ -818,10 +868,7 @@ class World:
 
     def do_flush(self, node: SimNode) -> None:
         if node.up:
-            node.store.flush()
-            if node.stream is not None and not node.stream.closed:
-                node.stream.report()
-                node.stream._note_clean()
+            node.flush()
 
     def do_follow(self, node: SimNode) -> None:
         if not node.up or node.open or node.promoting:
@@ -841,21 +888,8 @@ class World:
         if not node.up or not links:
             return
         link = self.rng.choice(links)
-        writer, store = link.writer, node.store
-        assert writer is not None and node.ha is not None
-        offset = writer.sent_offset
-        size = min(self.rng.choice((0, 1, 2, 3, 8)), store.max_offset - offset)
-        for entry in node.state.history:
-            if entry.start > offset:
-                size = min(size, entry.start - offset)
-        if size < 0:
-            raise Violation("a master's log is shorter than what it sent")
-        piece = bytes(store.data[offset : offset + size])
-        frame = data_header(offset, size) + piece
-        if self.rng.random() < 0.5:
-            frame = confirmed_frame(store.confirmed_offset, store.readable_offset) + frame
-        writer.reach_offset = writer.sent_offset = offset + size
-        link.to_slave.append(frame)
+        size, limits = self.rng.choice((0, 1, 2, 3, 8)), self.rng.random() < 0.5
+        link.to_slave.append(link.next_frame(size, limits=limits))
 
     def do_receive(self, node: SimNode) -> None:
         """A slave's HAClient takes a frame, or ends a link that broke."""
@@ -882,11 +916,7 @@ class World:
         data = link.to_master.popleft()
         if link.closed and self.rng.random() < 0.7:
             return
-        try:
-            link.reader._count_reports(link.decoder.feed(data))
-        except ProtocolError as error:
-            link.close("it erred")
-            raise Violation(f"a correct slave's report is refused: {error}") from error
+        link.take_report(data)
 
     def do_promote(self, node: SimNode) -> None:
         if not node.up or node.promoting:
@@ -987,25 +1017,8 @@ class World:
         self.crashes = False  # no crash before it is up
         node.start()
         self.crashes = self.crash_rate > 0
-        if self.rng.random() < 0.5:
-            self._resume(node)
-
-    def _resume(self, node: SimNode) -> None:
-        data, member = node.state.data, node.member
-        epoch = may_resume(data.history, data.promised_epoch, node.number, data.epoch_over)
-        if epoch is None:
-            return
-        for reply in self.ask_all(member, Purpose.SURVEY):
-            if reply.hello is not None and reply.hello.promised_epoch > epoch:
-                member.state.promise(reply.hello.promised_epoch)
-        with member.gate.lock:
-            if member.state.data.promised_epoch != epoch or member.open_epoch:
-                return
-            assert node.ha is not None
-            node.ha.open_epoch(member.state.history[-1], sync=True)
-            member.open_epoch = epoch
-            member.gate.open(epoch)
-        self.count("resume")
+        if self.rng.random() < 0.5 and node.resume():
+            self.count("resume")
 
     # ---- what must hold (the numbers are docs/failover.md's)
 
