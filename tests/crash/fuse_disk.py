@@ -233,12 +233,6 @@ def _make(content: Content, node: int, body: bytes, head: str, *, folder: bool) 
     return _entry(content, content.make(node, name, mode, folder=folder))
 
 
-def _create(content: Content, node: int, body: bytes) -> bytes:
-    _, mode, _, _ = struct.unpack_from("=IIII", body)
-    number = content.make(node, _text(body[16:])[0], mode, folder=False)
-    return _entry(content, number) + struct.pack("=QII", number, 0, 0)
-
-
 def _rename(content: Content, node: int, body: bytes, head: str) -> bytes:
     target, *flags = struct.unpack_from(head, body)
     if any(flags):
@@ -299,12 +293,14 @@ def _statfs(content: Content, node: int, body: bytes) -> bytes:
     return struct.pack("=QQQQQIIIIIIIIII", free, free, free, free, free, 4096, 255, 4096, *[0] * 7)
 
 
+# By the kernel's number of the request (linux/fuse.h). Without 35, which makes and opens a file in
+# one, the kernel sends a mknod and an open.
 _HANDLERS: dict[int, Any] = {
     1: _lookup,
     2: lambda content, node, body: None,  # forget
     3: lambda content, node, body: _attr(content, node),
     4: _setattr,
-    8: lambda content, node, body: _make(content, node, body, "=IIII", folder=False),
+    8: lambda content, node, body: _make(content, node, body, "=IIII", folder=False),  # mknod
     9: lambda content, node, body: _make(content, node, body, "=II", folder=True),
     10: lambda content, node, body: content.remove(node, _text(body)[0], folder=False) or b"",
     11: lambda content, node, body: content.remove(node, _text(body)[0], folder=True) or b"",
@@ -319,7 +315,7 @@ _HANDLERS: dict[int, Any] = {
     26: _init,
     27: lambda content, node, body: struct.pack("=QII", node, 0, 0),  # opendir
     28: _list,
-    29: lambda content, node, body: b"",
+    29: lambda content, node, body: b"",  # releasedir
     30: _sync_names,
     36: lambda content, node, body: None,  # interrupt
     42: lambda content, node, body: None,  # several forgets
