@@ -52,9 +52,7 @@ class Pending:
 
     def settle(self) -> None:
         """Put everything on the disk."""
-        if self.changes:
-            self.base = self.content(dict.fromkeys(range(len(self.changes))))
-            self.changes, self.sizes = [], []
+        self.settle_first(len(self.changes))
 
     def settle_first(self, count: int) -> None:
         """Put the first changes on the disk."""
@@ -181,9 +179,7 @@ class Disk:
 
     def _sync_names(self, directory: int) -> None:
         wanted = {one.number for one in self.waiting if directory in one.change.directories}
-        for one in reversed(self.waiting):
-            if one.number in wanted:
-                wanted |= one.needs
+        wanted = self.with_needs(wanted)
         self._settle_names([one for one in self.waiting if one.number in wanted])
 
     def _settle_names(self, changes: Sequence[NameChange]) -> None:
@@ -199,6 +195,14 @@ class Disk:
             self.files[file].settle_first(most // 2)
 
     # -- crashes ----------------------------------------------------------------------------------
+
+    def with_needs(self, numbers: set[int]) -> set[int]:
+        """Return these changes of names with all that must be there for them."""
+        found = set(numbers)
+        for one in reversed(self.waiting):  # a change needs earlier ones
+            if one.number in found:
+                found |= one.needs
+        return found
 
     def is_possible(self, numbers: set[int]) -> bool:
         """Whether these changes of names, and no others, may be there."""

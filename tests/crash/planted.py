@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from hastore.backup.target import LocalTarget
 from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.fs import protocols
@@ -162,8 +164,6 @@ def cut_unnoted() -> list[Patch]:
     """A cut of entries, or an install, begins before it is noted."""
 
     def note(self: EntryMessageStore, **intent: object) -> None:
-        import msgspec
-
         self._state.now = msgspec.structs.replace(self._state.now, **intent)
 
     return [(EntryMessageStore, "_begin", note)]

@@ -8,7 +8,7 @@ the bytes, or a file is under two names. A kill leaves everything, in the same b
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -99,9 +99,10 @@ def _states(
         )
 
     if isinstance(effect, Promise) and chance.random() < budget.kills:
-        yield state(_whole(disk), "kill", {one.number for one in disk.waiting})
+        numbers = _names(units)
+        yield state(_tree(disk, units, numbers), "kill", numbers)
     for chosen in _subsets(units, new, chance, budget):
-        numbers = {number for file, number in chosen if file < 0}
+        numbers = _names(chosen)
         if disk.is_possible(numbers):
             yield state(_tree(disk, chosen, numbers), "subset", numbers)
     for _ in range(budget.torn if units else 0):
@@ -145,15 +146,11 @@ def _units(disk: Disk) -> list[Unit]:
     return units
 
 
-def _whole(disk: Disk) -> Tree:
-    contents = {
-        file: disk.files[file].content(dict.fromkeys(range(len(disk.files[file].changes))))
-        for file in disk.dirty
-    }
-    return disk.after([one.number for one in disk.waiting], contents, frozenset())
+def _names(units: Iterable[Unit]) -> set[int]:
+    return {number for file, number in units if file < 0}
 
 
-def _tree(disk: Disk, chosen: set[Unit], numbers: set[int]) -> Tree:
+def _tree(disk: Disk, chosen: Collection[Unit], numbers: set[int]) -> Tree:
     contents = {
         file: disk.files[file].content({n: None for of, n in chosen if of == file})
         for file in disk.dirty
@@ -167,13 +164,7 @@ def _torn(
 ) -> T:  # fmt: skip
     """Return a state in which sectors, the length or one of two names are missing."""
     (chosen,) = _subsets(units, new, chance, Budget(1, 0, 0))
-    numbers = {number for file, number in chosen if file < 0}
-    for one in disk.waiting:  # whatever a change needs is there
-        if one.number in numbers:
-            numbers |= {other.number for other in disk.waiting if other.number in one.needs}
-    for one in reversed(disk.waiting):
-        if one.number in numbers:
-            numbers |= {other.number for other in disk.waiting if other.number in one.needs}
+    numbers = disk.with_needs(_names(chosen))
     kind, contents = "torn", {}
     for file in disk.dirty:
         pending = disk.files[file]
