@@ -13,7 +13,7 @@ from tests.explore.search import Found, State
 from tests.ha.simulation import Violation, ranges
 
 if TYPE_CHECKING:
-    from tests.explore.classic_model import Group
+    from tests.explore.classic_model import Group, Link
 
 ROUNDS = 40
 ANSWERS = 60
@@ -96,27 +96,30 @@ def _stream_once(group: Group, state: State, master: int, only: int | None = Non
             continue
         size = group.view(state, master).end - sent
         state = group.take(state, master, ("send", link, size, True))
-    for what in ("to slave", "flush", "to master"):
-        for link in group.links(state):
-            place, data = link.slave - 1, link.to_slave
-            if what == "flush":
-                state = group.take(state, place, ("flush",))
-                continue
-            if what == "to master":
-                place, data = link.master - 1, link.to_master
-            emptied = link._replace(**{what.replace(" ", "_"): ()})
-            links = tuple(emptied if one[0] == link[0] else one for one in group.links(state))
-            state = (*state[: group.count], group.number(links), *state[-2:])
-            for piece in data:
-                given = ("receive", piece) if what == "to slave" else ("report", link[0], piece)
-                if what == "to slave" and group.view(state, place).stream != link.number:
-                    break
-                state = group.take(state, place, given)
+    for link in group.links(state):
+        state = _emptied(group, state, link, to_slave=())
+        for frame in link.to_slave:
+            if group.view(state, link.slave - 1).stream != link.number:
+                break
+            state = group.take(state, link.slave - 1, ("receive", frame))
+    for link in group.links(state):
+        state = group.take(state, link.slave - 1, ("flush",))
+    for link in group.links(state):
+        state = _emptied(group, state, link, to_master=())
+        for data in link.to_master:
+            state = group.take(state, link.master - 1, ("report", link.number, data))
     return state
 
 
+def _emptied(group: Group, state: State, link: Link, **empty: tuple[()]) -> State:
+    """Take what is on its way in one direction of a link."""
+    emptied = link._replace(**empty)
+    links = tuple(emptied if one.number == link.number else one for one in group.links(state))
+    return (*state[: group.count], group.number(links), *state[-2:])
+
+
 def heal(group: Group, state: State) -> None:
-    """Raise Found unless the group comes together under a node of a turn."""
+    """Raise Found unless the group comes together under one of its nodes; the state says which."""
     try:
         _heal(group, state)
     except Violation as violation:

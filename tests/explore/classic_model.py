@@ -123,10 +123,9 @@ class Group:
         views, kept = self.states.views, []
         for link in links:
             slave, master = views[locals_[link.slave - 1]], views[locals_[link.master - 1]]
-            to_slave = (*link.to_slave, *(d for k, n, d in out if (k, n) == ("to slave", link[0])))
-            to_master = (
-                *link.to_master, *(d for k, n, d in out if (k, n) == ("to master", link[0]))
-            )  # fmt: skip
+            sent = [(way, data) for way, number, data in out if number == link.number]
+            to_slave = (*link.to_slave, *(data for way, data in sent if way == "to slave"))
+            to_master = (*link.to_master, *(data for way, data in sent if way == "to master"))
             follows = slave.stream == link.number
             serves = any(number == link.number for number, _, _ in master.links)
             if follows or serves:
@@ -182,9 +181,7 @@ class Group:
                 yield from self._answered(state, place, view)
         yield from self._flows(state)
 
-    def _happens(
-        self, state: State, place: int, label: Label, before: State | None = None
-    ) -> Iterator[tuple[Label, State]]:
+    def _happens(self, state: State, place: int, label: Label) -> Iterator[tuple[Label, State]]:
         """Yield what comes of an input, and of the node's death within it."""
         event = label[2]
         try:
@@ -252,8 +249,8 @@ class Group:
             sent = [sent for one, _, sent in master.links if one == link.number]
             if sent and follows and len(link.to_slave) < self.scope.frames:
                 for size, limits in _pieces(master.end - sent[0]):
-                    event = ("send", link.number, size, limits)
-                    yield from self._happens(state, link.master - 1, ("send", link[2] - 1, event))
+                    place, event = link.master - 1, ("send", link.number, size, limits)
+                    yield from self._happens(state, place, ("send", place, event))
 
     def _brought(
         self, state: State, number: int, rest: Link, place: int, event: Input

@@ -37,9 +37,9 @@ def events_of(view: View, numbers: list[Node]) -> Iterator[tuple[str, Event, str
         yield "beat", ("beat",), "beat"
         yield "late", ("late",), "late"
         yield "cut off", ("timeout",), "cut off"
-        others = [n for n in numbers if n != view.node]
-        for other in others:
-            yield "transfer", ("transfer", other), "transfer"
+        for other in numbers:
+            if other != view.node:
+                yield "transfer", ("transfer", other), "transfer"
         yield from _changes(view, numbers)
     else:
         yield "election timeout", ("timeout",), "timeout"

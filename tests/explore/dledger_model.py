@@ -308,7 +308,7 @@ class Group:
             queue.extend(one for to, one in between if views[state[linked[to]]].up)
 
         put(sends)
-        synced = (*self.scope.bounds,).count("synced") and label[-1]
+        synced = "synced" in self.scope.bounds and label[-1]
         for done in range(1, EXCHANGE_MOST + 1):
             if not queue:
                 return
