@@ -80,7 +80,7 @@ def _together(group: Group, state: State, master: int) -> tuple[State, bool]:
             if place != master and (view.stream is None or view.stream_over):
                 state = drive(group, state, place, ("follow",))
         state = _stream_once(group, state, master)
-        views = [group.view(state, place) for place in range(group.count)]
+        views = group.views(state)
         end = views[master].end
         linked = len(group.links(state)) == group.count - 1
         same = all((view.end, view.disk.confirmed) == (end, end) for view in views)
@@ -150,7 +150,7 @@ def _heal(group: Group, state: State) -> None:
         return  # two parts of the group may disagree, and the operator decides
     if not together:
         raise Violation("7: the healed group does not come together")
-    views = [group.view(state, place) for place in range(group.count)]
+    views = group.views(state)
     master = views[chosen]
     for view in views:
         low = max(view.disk.min_offset, master.disk.min_offset)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.explore.classic_healing import BEGINS, heal
 from tests.explore.classic_inputs import Input
@@ -22,6 +22,7 @@ from tests.explore.classic_node import ANSWER_LOST, LOST, Disk, Steps
 from tests.explore.classic_observer import Known, check, judge
 from tests.explore.classic_states import States, View
 from tests.explore.classic_story import tell
+from tests.explore.kit import Bounded
 from tests.explore.search import Found, Label, State
 from tests.ha.simulation import Violation
 
@@ -49,32 +50,27 @@ class Link(NamedTuple):
     to_master: tuple[bytes, ...] = ()
 
 
-class Group:
+class Group(Bounded):
     """The model."""
 
     def __init__(self, scope: Scope) -> None:
+        super().__init__(scope.bounds)
         self.scope = scope
         self.count = scope.nodes
         numbers = list(range(1, scope.nodes + 1))
         self.states = States(Steps(numbers, scope.acks, flushed=scope.flushed))
-        self._bounds = {name: place for place, name in enumerate(scope.bounds)}
-        self._values: dict[Any, int] = {}
-        self.named: list[Any] = []
         self._fine: set[tuple[int, int]] = set()  # states of nodes that were checked
         self._own: dict[int, list[tuple[str, Input, str]]] = {}
 
     # ---- values
 
-    def number(self, value: Any) -> int:
-        """Return the number of an interned value."""
-        number = self._values.setdefault(value, len(self.named))
-        if number == len(self.named):
-            self.named.append(value)
-        return number
-
     def view(self, state: State, place: int) -> View:
         """Return what can be seen of a node."""
         return self.states.views[state[place]]
+
+    def views(self, state: State) -> list[View]:
+        """Return what can be seen of each node."""
+        return [self.states.views[local] for local in state[: self.count]]
 
     def links(self, state: State) -> tuple[Link, ...]:
         """Return the links."""
@@ -147,16 +143,6 @@ class Group:
                 self._fine.add((local, known))
         if len(set(opened)) < len(opened):
             raise Violation("1: two masters are open in one epoch")
-
-    def spend(self, state: State, name: str) -> State | None:
-        """Return the state with one less of a bound; None if nothing is left of it."""
-        place = self._bounds.get(name)
-        left = list(self.named[state[-1]])
-        if place is None or left[place] == 0:
-            return None
-        if left[place] is not None:
-            left[place] -= 1
-        return (*state[:-1], self.number(tuple(left)))
 
     # ---- what may happen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.explore.classic_states import View
+from tests.explore.kit import with_changes
 from tests.explore.search import Label, State
 
 if TYPE_CHECKING:
@@ -32,11 +33,7 @@ def tell(group: Group, state: State, label: Label, after: State | None) -> str:
     text = _what(group, label)
     if after is None:
         return text
-    changes = []
-    for place in range(group.count):
-        before, now = group.view(state, place), group.view(after, place)
-        changes += [_change(before, now)] if before != now else []
-    return f"{text}: {'; '.join(one for one in changes if one)}" if any(changes) else text
+    return with_changes(text, group.views(state), group.views(after), _change)
 
 
 def _what(group: Group, label: Label) -> str:

@@ -24,14 +24,14 @@ def settle(group: Group, begun: tuple[State, tuple[int, ...]]) -> State:
     state = (*state[:-3], group.number(()), *state[-2:])
     for _ in range(MESSAGES):
         for place in range(group.count):
-            if group.steps.views[state[place]].syncing:
+            if group.view(state, place).syncing:
                 state, sends = group.step(state, place, ("persisted",))
                 queue.extend(sends)
         if not queue:
             return state
         number = queue.popleft()
         place = group.steps.messages[number].target - 1
-        if group.steps.views[state[place]].up:
+        if group.view(state, place).up:
             state, sends = group.step(state, place, ("receive", number))
             queue.extend(sends)
     raise Violation(f"{MESSAGES} messages, and no end")
@@ -47,19 +47,18 @@ def heal(group: Group, state: State) -> None:
 
 
 def _heals(group: Group, state: State) -> bool:
-    views = group.steps.views
     for place in range(group.count):
-        if not views[state[place]].up:
+        if not group.view(state, place).up:
             after, sends = group.step(state, place, ("start",))
             state = settle(group, group.linked(after, place, sends))
-        if views[state[place]].blocked:
+        if group.view(state, place).blocked:
             state = settle(group, group.step(state, place, ("blocked", False)))
     state, put = settle(group, (state, ())), False
     for turn in range(ROUNDS):
-        leaders = [p for p in range(group.count) if views[state[p]].role is Role.LEADER]
+        leaders = [p for p in range(group.count) if group.view(state, p).role is Role.LEADER]
         for place in leaders:
             state = settle(group, group.step(state, place, ("beat",)))
-        serving = [p for p in leaders if views[state[p]].serves]
+        serving = [p for p in leaders if group.view(state, p).serves]
         known = group.named[state[-2]]
         if serving and not put:
             put = True
@@ -68,14 +67,14 @@ def _heals(group: Group, state: State) -> bool:
             if _together(group, state):
                 return True
         elif not leaders or turn > ROUNDS // 2:
-            waits = views[state[turn % group.count]]
+            waits = group.view(state, turn % group.count)
             event = "timeout" if waits.role is not Role.LEADER else "late"
             state = settle(group, group.step(state, waits.node - 1, (event,)))
     return False
 
 
 def _together(group: Group, state: State) -> bool:
-    views = [group.steps.views[local] for local in state[: group.count]]
+    views = group.views(state)
     leader = max((v for v in views if v.role is Role.LEADER), key=lambda v: v.term, default=None)
     return leader is not None and all(
         (view.term, view.end, view.committed, view.remembers)

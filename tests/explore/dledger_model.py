@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 from hastore.dledger.core.events import Role
 from tests.dledger.oracle import Violation
@@ -27,16 +26,18 @@ from tests.explore.dledger_healing import heal, settle
 from tests.explore.dledger_observer import Known, judge, logs_agree
 from tests.explore.dledger_steps import Steps, View
 from tests.explore.dledger_story import tell
+from tests.explore.kit import Bounded
 from tests.explore.local_states import NODES, Renaming
 from tests.explore.search import Found, Label, State
 
 EXCHANGE_MOST = 60  # messages
 
 
-class Group:
+class Group(Bounded):
     """The model."""
 
     def __init__(self, scope: Scope) -> None:
+        super().__init__(scope.bounds)
         self.scope = scope
         self.count = scope.nodes
         self.numbers = [NODES[n] for n in range(1, scope.nodes + 1)]
@@ -45,13 +46,9 @@ class Group:
         self.steps = Steps(
             rounds="read" in bounds, replay="blocked" in bounds, left_out=scope.left_out
         )
-        self._bounds = {name: place for place, name in enumerate(bounds)}
-        self._values: dict[Any, int] = {}  # nets, what is known, what is left: interned
-        self.named: list[Any] = []
         self._nets: dict[tuple[int, tuple[int, ...]], int | None] = {}
         self._agree: dict[tuple[int, int], bool] = {}
         self._own: dict[int, list[tuple[str, Event, str]]] = {}
-        self._spent: dict[tuple[int, str], int | None] = {}
         self._orbits: dict[int, int] = {}
         self._renamings: dict[tuple[int, Renaming], int] = {}
         self.met: dict[str, int] = {}  # messages that were received, by kind
@@ -64,14 +61,13 @@ class Group:
 
     # ---- values
 
-    def number(self, value: Any) -> int:
-        number = self._values.setdefault(value, len(self.named))
-        if number == len(self.named):
-            self.named.append(value)
-        return number
+    def view(self, state: State, place: int) -> View:
+        """Return what can be seen of a node."""
+        return self.steps.views[state[place]]
 
-    def view(self, state: State, number: int) -> View:
-        return self.steps.views[state[number - 1]]
+    def views(self, state: State) -> list[View]:
+        """Return what can be seen of each node."""
+        return [self.steps.views[local] for local in state[: self.count]]
 
     def initial(self) -> State:
         locals_ = [self.steps.first(number, self.members) for number in self.numbers]
@@ -88,7 +84,7 @@ class Group:
         """Let the first node become leader, commit its first entry, and tell the others."""
         state = settle(self, self.step(state, 0, ("timeout",)))
         for _ in range(2):
-            if self.steps.views[state[0]].role is not Role.LEADER:
+            if self.view(state, 0).role is not Role.LEADER:
                 raise Violation("node 1 asks for votes, all hear it, and it does not lead")
             state = settle(self, self.step(state, 0, ("beat",)))
         return state
@@ -108,7 +104,7 @@ class Group:
                 if other != place and not self._logs_agree(after, state[other]):
                     raise Violation(f"3: the logs of nodes {place + 1} and {other + 1} differ")
         if outcome.notes:
-            views = {n: self.view(state, n) for n in self.numbers}
+            views = dict(zip(self.numbers, self.views(state), strict=True))
             known = judge(self.named[state[-2]], outcome.notes, views[NODES[place + 1]], views,
                           self.members)  # fmt: skip
             state = (*state[:-2], self.number(known), state[-1])
@@ -121,21 +117,6 @@ class Group:
             views = self.steps.views
             agree = self._agree[key] = logs_agree(views[one], views[other])
         return agree
-
-    def _spend(self, state: State, name: str) -> State | None:
-        """Return the state with one less of a bound; None if nothing is left of it."""
-        key = (state[-1], name)
-        if key not in self._spent:
-            left = list(self.named[state[-1]])
-            place = self._bounds.get(name)
-            if place is None or left[place] == 0:
-                self._spent[key] = None
-            else:
-                if left[place] is not None:
-                    left[place] -= 1
-                self._spent[key] = self.number(tuple(left))
-        known = self._spent[key]
-        return None if known is None else (*state[:-1], known)
 
     def _used(self, state: State, name: str) -> int:
         """Return how often an event of a bound has happened."""
@@ -168,7 +149,7 @@ class Group:
         for place in range(self.count):
             for kind, event, bound in self._events(state[place]):
                 label = (kind, place, event)
-                paid = self._spend(state, bound)
+                paid = self.spend(state, bound)
                 if paid is None or (kind == "disk lost" and not self._may_lose(state, place)):
                     continue
                 yield from self._happens(paid, place, label, event, exchanges)
@@ -178,18 +159,18 @@ class Group:
 
     def _may_lose(self, state: State, place: int) -> bool:
         """More than half of each node's members remember."""
-        views = [self.steps.views[local] for local in state[: self.count]]
+        views = self.views(state)
         gone = {view.node for view in views if not view.remembers} | {NODES[place + 1]}
         return all(2 * len(gone & set(v.group.members)) < len(v.group.members) for v in views)
 
     def _client(self, state: State, place: int, exchanges: bool) -> Iterator[tuple[Label, State]]:
-        view = self.steps.views[state[place]]
+        view = self.view(state, place)
         if view.role is not Role.LEADER:
             return
-        if view.serves and (paid := self._spend(state, "put")) is not None:
+        if view.serves and (paid := self.spend(state, "put")) is not None:
             event: Event = ("put", self._used(state, "put") + 1)
             yield from self._happens(paid, place, ("put", place, event), event, exchanges)
-        if (paid := self._spend(state, "read")) is not None:
+        if (paid := self.spend(state, "read")) is not None:
             event = ("read", self._used(state, "read") + 1, self.named[state[-2]].told)
             yield from self._happens(paid, place, ("read", place, event), event, exchanges)
 
@@ -222,7 +203,7 @@ class Group:
         self, state: State, place: int, label: Label, event: Event
     ) -> Iterator[tuple[Label, State]]:
         """Yield the states in which the node dies within a step."""
-        paid = self._spend(state, "torn")
+        paid = self.spend(state, "torn")
         if paid is None:
             return
         for effect in range(1, self.steps.step(state[place], event).effects + 1):
@@ -242,7 +223,7 @@ class Group:
         yield from self._within(state, (*label, "unnoticed"))
         sent: tuple[int, ...] = ()
         for other in range(self.count):
-            if other != place and self.steps.views[state[other]].up:
+            if other != place and self.view(state, other).up:
                 state, sends = self.step(state, other, ("link", place + 1, False))
                 sent += sends
         yield from self._within(self._sent(state, sent), (*label, "noticed"))
@@ -252,20 +233,20 @@ class Group:
     ) -> tuple[State, tuple[int, ...]]:
         """A node has started: the others open their links to it anew."""
         for other in range(self.count):
-            if other != place and self.steps.views[state[other]].up:
+            if other != place and self.view(state, other).up:
                 state, more = self.step(state, other, ("link", place + 1, True))
                 sends += more
         return state, sends
 
     def _network(self, state: State) -> Iterator[tuple[Label, State]]:
-        twice = self._spend(state, "twice")
+        twice = self.spend(state, "twice")
         for number in self.named[state[-3]]:
             parcel = self.steps.messages[number]
             place = parcel.target - 1
             lost = self._sent(state, (), number)
             assert lost is not None
             yield ("lost", number), lost
-            if not self.steps.views[state[place]].up:
+            if not self.view(state, place).up:
                 continue
             label, event = (parcel.kind, number), ("receive", number)
             try:

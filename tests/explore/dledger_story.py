@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hastore.protocol.dledger import MemberSet
 from tests.explore.dledger_steps import View
+from tests.explore.kit import with_changes
 from tests.explore.search import Label, State
 
 if TYPE_CHECKING:
@@ -31,12 +32,7 @@ def tell(group: Group, state: State, label: Label, after: State | None) -> str:
     text = _what(group, label)
     if after is None:
         return text
-    changes = []
-    for place in range(group.count):
-        before, now = group.steps.views[state[place]], group.steps.views[after[place]]
-        if before != now:
-            changes.append(_change(before, now))
-    return f"{text}: {'; '.join(one for one in changes if one)}" if any(changes) else text
+    return with_changes(text, group.views(state), group.views(after), _change)
 
 
 def _what(group: Group, label: Label) -> str:
