@@ -1,8 +1,4 @@
-"""Mode dledger, explored to the end at small scope: the short form of `make explore`.
-
-The scopes and what each is for are in dledger_scopes.py. Here each is cut after some thousand
-states, one that is small enough is closed, and mistakes are found that need few states.
-"""
+"""All states of mode dledger at the smallest scope; test_scopes.py has the larger ones."""
 
 from __future__ import annotations
 
@@ -12,25 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dledger.planted import planted
 from tests.explore.dledger_events import Scope
 from tests.explore.dledger_model import Group
-from tests.explore.dledger_scopes import ALWAYS, SCOPES, SHOWS
-from tests.explore.scopes import search_of
+from tests.explore.dledger_scopes import ALWAYS, SCOPES
 from tests.explore.search import Label, Search, State
 
-STATES = 400
 # What a pair can do in its first term, without a bound on what fails.
 TINY = Scope(
     nodes=2, grain="exchanges", terms=1, bounds={**ALWAYS, "dies": None},
     due=frozenset({"election timeout", "beat", "cut off", "dies", "start", "synced",
                    "CompareRequest", "PushResponse append", "CommitRequest"}),
 )  # fmt: skip
-# Mistakes that are found within some hundred states.
-QUICK = (
-    *("vote_in_memory", "vote_forgotten", "votes_twice", "term_not_saved", "minority_elects"),
-    *("quorum_short", "lost_puts_acknowledged", "lost_puts_refused"),
-)
 
 
 def test_all_states_of_a_pair_in_its_first_term():
@@ -41,22 +29,6 @@ def test_all_states_of_a_pair_in_its_first_term():
     assert report.closed
     assert report.states > 500 and report.depth >= 5 and report.probes > 10, report
     assert not search.missing(), report.kinds
-
-
-@pytest.mark.parametrize("name", SCOPES)
-def test_the_first_states_of_each_scope_keep_the_promises(name: str):
-    report = search_of("dledger", name, states_max=STATES, probe_every=400).run()
-    print(report.line())
-    assert not report.found, report.story
-    assert report.closed or report.states >= STATES
-
-
-@pytest.mark.parametrize("bug", QUICK)
-def test_planted_mistakes_are_found(bug: str):
-    with planted(bug):
-        report = search_of("dledger", SHOWS[bug], states_max=20_000).run()
-    assert report.found and report.story, report.line()
-    print(report.found, *report.story, sep="\n")
 
 
 def test_a_search_that_meets_too_little_says_so():

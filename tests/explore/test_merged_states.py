@@ -5,8 +5,6 @@ Of states that were reached in two ways, both are kept here, and given the same 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,14 +21,6 @@ from tests.explore.search import Search
 
 STATES = {"classic": 1_000, "dledger": 300}
 COMPARED = 30
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The nodes tell of each fault, thousands of times."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class BothHistories(States):
