@@ -13,6 +13,7 @@ from tests.crash.inline import step
 from tests.crash.node import FILE_SIZE, ROOT, Parts, Ticks, start
 from tests.crash.recording import RecordingFileSystem
 from tests.crash.violation import Violation
+from tests.store.kit import log_has
 
 _CHECKPOINT = struct.Struct(">qqqqq")
 
@@ -100,7 +101,6 @@ def _check_tail(store: LogStore, end: int) -> None:
 
 def is_rescued(fs: RecordingFileSystem, offset: int, data: bytes) -> bool:
     """Whether an archive has these bytes, in files of the log's names."""
-    first = offset - offset % FILE_SIZE
     for name in fs.list_dir(f"{ROOT}/rescued"):
         for folder in (f"{ROOT}/rescued/{name}", f"{ROOT}/rescued/{name}/commitlog"):
             files = {
@@ -108,9 +108,7 @@ def is_rescued(fs: RecordingFileSystem, offset: int, data: bytes) -> bool:
                 for one in fs.list_dir(folder)
                 if one.isdigit()
             }
-            starts = range(first, offset + len(data), FILE_SIZE)
-            found = b"".join([files.get(at, b"").ljust(FILE_SIZE, b"\0") for at in starts])
-            if found[offset - first :].startswith(data):
+            if log_has(files, offset, data, FILE_SIZE):
                 return True
     return False
 

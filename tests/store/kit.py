@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,17 @@ def read_log(root: object) -> bytes:
         with open(os.path.join(directory, name), "rb") as file:
             data += file.read()
     return data
+
+
+def log_has(files: Mapping[int, bytes], offset: int, data: bytes, file_size: int) -> bool:
+    """Whether files of a log, by the offsets at which they begin, have `data` at `offset`.
+
+    What a shorter file lacks, or is in no file, are zeros.
+    """
+    first = offset - offset % file_size
+    starts = range(first, offset + len(data), file_size)
+    found = b"".join([files.get(at, b"").ljust(file_size, b"\0") for at in starts])
+    return found[offset - first :].startswith(data)
 
 
 def scribble(path: str, position: int, data: bytes) -> None:

@@ -12,7 +12,7 @@ from hastore.record.codec import decode_record
 from hastore.record.log_format import OWN_TOPIC, pack_header
 from tests.dledger.store.kit import folder_bytes, make
 from tests.dledger.store.records import record
-from tests.store.kit import message
+from tests.store.kit import log_has, message
 
 FILE_SIZE = 8192
 RETENTION = RetentionConfig(max_size_bytes=4 * FILE_SIZE)
@@ -200,13 +200,10 @@ class Run:
 
 def is_rescued(fs, root: str, pos: int, tail: bytes) -> bool:
     """Whether an archive has these bytes of the log, in files of the log's names."""
-    start = pos - pos % FILE_SIZE
     for name in fs.list_dir(f"{root}/rescued"):
         folder = f"{root}/rescued/{name}"
         files = {int(one): fs.read_bytes(f"{folder}/{one}") for one in fs.list_dir(folder)}
-        starts = range(start, pos + len(tail), FILE_SIZE)
-        found = b"".join([files.get(at, b"").ljust(FILE_SIZE, b"\0") for at in starts])
-        if found[pos - start :].startswith(tail):
+        if log_has(files, pos, tail, FILE_SIZE):
             return True
     return False
 
