@@ -8,7 +8,6 @@ not caught.
 """
 
 import argparse
-import functools
 import inspect
 import logging
 import multiprocessing
@@ -23,7 +22,6 @@ from tests.dledger import test_simulation as dledger_walks
 from tests.ha import planted as classic_planted
 from tests.ha import simulation as classic_simulation
 from tests.ha import test_simulation as classic_walks
-from tests.ha.sim_queues import walk_with_queues
 
 MODES = ("classic", "dledger")
 VIOLATIONS = (classic_simulation.Violation, dledger_simulation.Violation)
@@ -46,21 +44,10 @@ class Hunt:
         return f"| `{self.name}` | {self.meaning} | {self.layer} | {found} |"
 
 
-def classic_walk(bug: str) -> tuple[str, Callable[..., object]]:
-    """Return the kind of walk that may meet a mistake of mode classic."""
-    if bug in classic_walks.DIRECTED:
-        return "directed walk", classic_walks.DIRECTED[bug]
-    if bug in classic_walks.WITH_QUEUES:
-        return "simulation with queues", walk_with_queues
-    if bug in classic_walks.WITH_REPLAY:
-        return "simulation with replay", functools.partial(classic_simulation.walk, replay=True)
-    return "simulation", classic_simulation.walk
-
-
 def dledger_walk(bug: str) -> tuple[str, Callable[..., object]]:
-    """Return the kind of walk that may meet a mistake of mode dledger."""
+    """Return the kind of walk that may meet a mistake of mode dledger, and the walk."""
     if bug in dledger_walks.DIRECTED:
-        return "directed walk", dledger_walks.DIRECTED[bug]
+        return classic_walks.DIRECTED_WALK, dledger_walks.DIRECTED[bug]
     return "simulation", dledger_simulation.walk
 
 
@@ -68,8 +55,8 @@ def hunt(job: tuple[str, str, int]) -> Hunt:
     """Take walks with one mistake until one of them fails."""
     mode, bug, seeds = job
     module = classic_planted if mode == "classic" else dledger_planted
-    layer, walk = (classic_walk if mode == "classic" else dledger_walk)(bug)
-    numbers = [()] if layer == "directed walk" else [(n,) for n in range(seeds)]
+    layer, walk = (classic_walks.walk_for if mode == "classic" else dledger_walk)(bug)
+    numbers = [()] if layer == classic_walks.DIRECTED_WALK else [(n,) for n in range(seeds)]
     begun, caught = time.monotonic(), None
     with module.planted(bug):
         for count, number in enumerate(numbers, 1):

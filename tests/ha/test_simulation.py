@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -63,8 +64,20 @@ DIRECTED = {
     "ends_unconfirmed": functools.partial(a_statement_is_cut_by_a_failover, 0),
     "ends_in_part": functools.partial(a_statement_is_cut_by_a_failover, 1),
 }
+DIRECTED_WALK = "directed walk"
 WITH_QUEUES = {"ends_unstated"}  # mistakes that only walks with queues can show
 WITH_REPLAY = {"fence_blocked", "waits_blocked", "waits_superseded"}  # replay may stop in these
+
+
+def walk_for(bug: str) -> tuple[str, Callable[..., object]]:
+    """Return the kind of walk that may meet a mistake, and the walk: a directed one has no seed."""
+    if bug in DIRECTED:
+        return DIRECTED_WALK, DIRECTED[bug]
+    if bug in WITH_QUEUES:
+        return "simulation with queues", walk_with_queues
+    if bug in WITH_REPLAY:
+        return "simulation with replay", functools.partial(walk, replay=True)
+    return "simulation", walk
 
 
 @pytest.fixture(autouse=True)
@@ -133,12 +146,10 @@ def test_walks_after_rocketmq_that_failed_once_pass(classic, seed):
 def test_a_planted_mistake_is_caught(bug):
     count = int(os.environ.get("HASTORE_SEEDS", "600"))
     first = STARTS.get(bug, 0)
-    kind = walk_with_queues if bug in WITH_QUEUES else walk
-    if bug in WITH_REPLAY:
-        kind = functools.partial(walk, replay=True)
-    walks = [functools.partial(kind, seed) for seed in range(first, first + count)]
-    if bug in DIRECTED:
-        walks = [DIRECTED[bug]]
+    kind, one = walk_for(bug)
+    walks = [functools.partial(one, seed) for seed in range(first, first + count)]
+    if kind == DIRECTED_WALK:
+        walks = [one]
     with planted(bug):
         caught = next((one for one in walks if fails(one)), None)
     assert caught is not None
