@@ -162,7 +162,7 @@ def _try(
 ) -> None:  # fmt: skip
     """Recover from a crash; perhaps crash that recovery, and recover again."""
     check_files(state)
-    fs = RecordingFileSystem(state.files, sorted(state.directories), state.promise)
+    fs = RecordingFileSystem(state.files, state.directories, state.promise)
     if state.kind == "kill":
         fs.boot = boot
     try:
@@ -174,7 +174,7 @@ def _try(
         for later in points(fs.start, fs.effects, chance, Budget(1, 1, kills=0.0), {at, at + 1}):
             report.again += 1
             check_files(later)
-            other = RecordingFileSystem(later.files, sorted(later.directories), later.promise)
+            other = RecordingFileSystem(later.files, later.directories, later.promise)
             try:
                 workload.check(other, later.promise.note, chance)
             except (Violation, HastoreError, AssertionError) as failure:

@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from hastore.errors import StoreFullError
 from hastore.fs.filesystem import RealFile
@@ -102,7 +102,7 @@ class RecordingFileSystem(MemoryFileSystem):
     def __init__(
         self,
         files: dict[str, bytes] | None = None,
-        directories: Sequence[str] = (),
+        directories: Iterable[str] = (),
         promise: Promise | None = None,
     ) -> None:
         """Begin with what a crash has left: all of it is on the disk."""
