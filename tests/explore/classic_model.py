@@ -159,17 +159,17 @@ class Group(Bounded):
             for kind, event, bound in self._events(state[place]):
                 paid = self.spend(state, bound)
                 if paid is not None:
-                    yield from self._happens(paid, place, (kind, place, event))
+                    yield from self._happens(paid, (kind, place, event))
             if view.open_epoch and (paid := self.spend(state, "put")) is not None:
                 value = len(self.named[state[-2]].written) + 1
-                yield from self._happens(paid, place, ("put", place, ("put", value)))
+                yield from self._happens(paid, ("put", place, ("put", value)))
             if view.waits is not None:
                 yield from self._answered(state, place, view)
         yield from self._flows(state)
 
-    def _happens(self, state: State, place: int, label: Label) -> Iterator[tuple[Label, State]]:
+    def _happens(self, state: State, label: Label) -> Iterator[tuple[Label, State]]:
         """Yield what comes of an input, and of the node's death within it."""
-        event = label[2]
+        _, place, event = label
         try:
             yield label, self.take(state, place, event)
             torn = self.spend(state, "torn") if event[0] not in ("dies", "power", "wiped") else None
@@ -187,7 +187,7 @@ class Group(Bounded):
         there = self.view(state, number - 1).up
         lost = state if not there else self.spend(state, "lost")
         if lost is not None:
-            yield from self._happens(lost, place, ("no answer", place, ("reply", LOST, 0)))
+            yield from self._happens(lost, ("no answer", place, ("reply", LOST, 0)))
         if not there:
             return
         label: Label = ("answer", place, ("hello", request), number)
@@ -236,7 +236,7 @@ class Group(Bounded):
             if sent and follows and len(link.to_slave) < self.scope.frames:
                 for size, limits in _pieces(master.end - sent[0]):
                     place, event = link.master - 1, ("send", link.number, size, limits)
-                    yield from self._happens(state, place, ("send", place, event))
+                    yield from self._happens(state, ("send", place, event))
 
     def _brought(
         self, state: State, number: int, rest: Link, place: int, event: Input
@@ -244,7 +244,7 @@ class Group(Bounded):
         links = self.links(state)
         links = (*links[:number], rest, *links[number + 1 :])
         state = (*state[: self.count], self.number(links), *state[-2:])
-        yield from self._happens(state, place, (event[0], place, event))
+        yield from self._happens(state, (event[0], place, event))
 
     # ---- what search.py asks
 

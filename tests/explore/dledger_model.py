@@ -40,6 +40,7 @@ class Group(Bounded):
         super().__init__(scope.bounds)
         self.scope = scope
         self.count = scope.nodes
+        self._exchanges = scope.grain == "exchanges"
         self.numbers = [NODES[n] for n in range(1, scope.nodes + 1)]
         self.members = tuple(self.numbers[: scope.members or scope.nodes])
         bounds = scope.bounds
@@ -145,16 +146,14 @@ class Group(Bounded):
         return known
 
     def successors(self, state: State) -> Iterator[tuple[Label, State]]:
-        exchanges = self.scope.grain == "exchanges"
         for place in range(self.count):
             for kind, event, bound in self._events(state[place]):
-                label = (kind, place, event)
                 paid = self.spend(state, bound)
                 if paid is None or (kind == "disk lost" and not self._may_lose(state, place)):
                     continue
-                yield from self._happens(paid, place, label, event, exchanges)
-            yield from self._client(state, place, exchanges)
-        if not exchanges:
+                yield from self._happens(paid, (kind, place, event))
+            yield from self._client(state, place)
+        if not self._exchanges:
             yield from self._network(state)
 
     def _may_lose(self, state: State, place: int) -> bool:
@@ -163,21 +162,20 @@ class Group(Bounded):
         gone = {view.node for view in views if not view.remembers} | {NODES[place + 1]}
         return all(2 * len(gone & set(v.group.members)) < len(v.group.members) for v in views)
 
-    def _client(self, state: State, place: int, exchanges: bool) -> Iterator[tuple[Label, State]]:
+    def _client(self, state: State, place: int) -> Iterator[tuple[Label, State]]:
         view = self.view(state, place)
         if view.role is not Role.LEADER:
             return
         if view.serves and (paid := self.spend(state, "put")) is not None:
             event: Event = ("put", self._used(state, "put") + 1)
-            yield from self._happens(paid, place, ("put", place, event), event, exchanges)
+            yield from self._happens(paid, ("put", place, event))
         if (paid := self.spend(state, "read")) is not None:
             event = ("read", self._used(state, "read") + 1, self.named[state[-2]].told)
-            yield from self._happens(paid, place, ("read", place, event), event, exchanges)
+            yield from self._happens(paid, ("read", place, event))
 
-    def _happens(
-        self, state: State, place: int, label: Label, event: Event, exchanges: bool
-    ) -> Iterator[tuple[Label, State]]:
+    def _happens(self, state: State, label: Label) -> Iterator[tuple[Label, State]]:
         """Yield what comes of a node's own event."""
+        _, place, event = label
         try:
             after, sends = self.step(state, place, event)
             if event[0] in ("dies", "wiped"):
@@ -187,7 +185,7 @@ class Group(Bounded):
                 after, sends = self.linked(after, place, sends)
         except Violation as violation:
             raise Found(label, str(violation)) from violation
-        if exchanges:
+        if self._exchanges:
             yield from self._exchange(after, place, label, sends)
             return
         yield from self._within(self._sent(after, sends), label)
