@@ -52,6 +52,8 @@ def let_the_next_owner_begin_too_late(h: Copy, rng: random.Random) -> None:
     for one in h.lines:
         if isinstance(one, e.Assigned):
             owned[one.queue] = one.client
+        if isinstance(one, e.Seek) and owned.get(one.queue) == one.client:
+            del owned[one.queue]  # it may leave out what it likes
         if isinstance(one, e.Read) and owned.get(one.queue) == one.client:
             del owned[one.queue]
             beyond = one.messages[0].queue_offset > 0 and one.messages[0].offset >= begin
