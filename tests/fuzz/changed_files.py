@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hastore.errors import StoreError
 from hastore.fs.memory import MemoryFileSystem
+from hastore.store.state.limits import read_limits
 
 REMOVE, TRUNCATE, WRITE, KILLED = range(4)
 _HEAD = 5
@@ -70,3 +72,12 @@ def laid(files: Files, data: bytes) -> MemoryFileSystem:
             file.pwrite(content, 0)
             file.close()
     return fs
+
+
+def flushed_offset(fs: MemoryFileSystem) -> int:
+    """Return up to where the store's limits page says that the log was synced; 0 if it does not."""
+    try:
+        found = read_limits(fs, ROOT)
+    except StoreError:
+        return 0
+    return 0 if found is None else found.flushed_offset

@@ -18,7 +18,6 @@ from hastore.fs.memory import MemoryFileSystem
 from hastore.record.log_format import read_header
 from hastore.store.entry_message_store import EntryMessageStore
 from hastore.store.log import entry_index, entry_loader
-from hastore.store.state.limits import read_limits
 from tests.fuzz import kit
 from tests.fuzz.changed_files import (
     KILLED,
@@ -29,6 +28,7 @@ from tests.fuzz.changed_files import (
     Files,
     change,
     files_of,
+    flushed_offset,
     laid,
     repaired,
 )
@@ -105,13 +105,13 @@ def seeds() -> list[bytes]:
 def one(data: bytes) -> None:
     """Open the store, read each entry, put one, close it, and open it again."""
     fs, failures = laid(template(), data), list[BaseException]()
-    flushed = _flushed(fs)
+    flushed = flushed_offset(fs)
     whole = all(fs.exists(path) for path in (f"{NODE}/currterm", f"{ROOT}/hastore/limits"))
     with kit.documented(StoreError):
         store = _open(fs, failures)
     end = store.end_index
     try:
-        assert flushed is None or flushed <= store.messages.max_offset, "what was synced is cut"
+        assert flushed <= store.messages.max_offset, "what was synced is cut"
         assert store.hard_state.term >= store.end_term
         if fs.exists(f"{ROOT}/hastore/votes.json"):
             assert whole or not store.remembers, "a node that lost a file counts as if it had not"
@@ -131,14 +131,6 @@ def one(data: bytes) -> None:
         return
     assert again.end_index >= end
     again.close()
-
-
-def _flushed(fs: MemoryFileSystem) -> int | None:
-    try:
-        found = read_limits(fs, ROOT)
-    except StoreError:
-        return None
-    return None if found is None else found.flushed_offset
 
 
 def _read(store: DLedgerMmapFileStore) -> None:

@@ -27,6 +27,7 @@ from tests.fuzz.changed_files import (
     Files,
     change,
     files_of,
+    flushed_offset,
     laid,
     repaired,
 )
@@ -113,7 +114,7 @@ def seeds() -> list[bytes]:
 def one(data: bytes) -> None:
     """Open the store, read all of it, put a message, close it, and open it again."""
     fs, failures = laid(template(), data), list[BaseException]()
-    flushed = _flushed(fs)
+    flushed = flushed_offset(fs)
     with kit.documented(StoreError):
         store = _open(fs, failures)
     try:
@@ -135,16 +136,6 @@ def one(data: bytes) -> None:
         return
     assert again.max_offset >= store.max_offset
     again.close()
-
-
-def _flushed(fs: MemoryFileSystem) -> int:
-    from hastore.store.state.limits import read_limits
-
-    try:
-        found = read_limits(fs, ROOT)
-    except StoreError:
-        return 0
-    return 0 if found is None else found.flushed_offset
 
 
 def _replayed(store: MessageStore) -> None:
