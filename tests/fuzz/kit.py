@@ -24,9 +24,9 @@ import pkgutil
 import random
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from tests.fuzz import targets
 
@@ -34,6 +34,7 @@ GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
 MAX_BYTES = 8 * 1024  # of an input
 MEMORY_BYTES = 8 * 1024 * 1024
 _CRC = struct.Struct(">I")
+Made = TypeVar("Made", covariant=True)
 
 
 class Refused(Exception):
@@ -45,6 +46,16 @@ class Least(NamedTuple):
 
     accepted: float  # the share of inputs
     sites: int  # lines of hastore that refuse an input
+
+
+class Receiver(Protocol[Made]):
+    """One end of a link, which says where the next bytes go."""
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go."""
+
+    def received(self, size: int) -> Iterable[Made]:
+        """Take so many bytes that are there; return what they complete."""
 
 
 class Target(Protocol):
@@ -111,6 +122,21 @@ def splits(data: bytes) -> Iterator[list[bytes]]:
     for count in (1, 4):
         cuts = sorted(chance.randrange(len(data) + 1) for _ in range(count))
         yield [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True) if a < b]
+
+
+def fed(receiver: Receiver[Made], pieces: Iterable[bytes], most: int) -> Iterator[Made]:
+    """Give pieces to a receiver as there is room, never more than `most` bytes; yield what comes.
+
+    Raises what the receiver raises.
+    """
+    for piece in pieces:
+        while piece:
+            room = receiver.room()
+            assert 0 < len(room) <= most
+            taken = piece[: len(room)]
+            room[: len(taken)] = taken
+            piece = piece[len(taken) :]
+            yield from receiver.received(len(taken))
 
 
 def with_crc(content: bytes) -> bytes:

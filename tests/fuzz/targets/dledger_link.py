@@ -19,6 +19,7 @@ REACHES = (
     dledger._check_append, dledger._check_answer, dledger._check_members,
 )  # fmt: skip
 LEAST = kit.Least(0.3, 8)
+ROOM_BYTES_MAX = RECEIVE_BYTES + (4 << 20)
 MEMORY_BYTES = 32 * 1024 * 1024  # the bytes of an append: 4 MiB, for each way to cut the input
 
 
@@ -70,20 +71,13 @@ def repaired(data: bytes) -> bytes:
 
 def received(pieces: list[bytes]) -> tuple[list[tuple[object, bytes | None]], str | None]:
     """Return the messages with their bytes, and why the link refused what follows."""
-    receiver, found = FrameReceiver(), []
-    for piece in pieces:
-        while piece:
-            room = receiver.room()
-            assert 0 < len(room) <= RECEIVE_BYTES + (4 << 20)
-            taken = piece[: len(room)]
-            room[: len(taken)] = taken
-            piece = piece[len(taken) :]
-            try:
-                for each in receiver.received(len(taken)):
-                    raw = None if each.data is None else bytes(each.data)
-                    found.append((each.message, raw))
-            except ProtocolError as refused:
-                return found, str(refused)
+    found: list[tuple[object, bytes | None]] = []
+    try:
+        for each in kit.fed(FrameReceiver(), pieces, ROOM_BYTES_MAX):
+            raw = None if each.data is None else bytes(each.data)
+            found.append((each.message, raw))
+    except ProtocolError as refused:
+        return found, str(refused)
     return found, None
 
 
@@ -96,9 +90,7 @@ def one(data: bytes) -> None:
         assert later == why and again[: len(found)] == found, (again, found)
     if why is not None:
         with kit.documented(ProtocolError):
-            receiver = FrameReceiver()
-            receiver.room()[: len(data)] = data
-            receiver.received(len(data))
+            list(kit.fed(FrameReceiver(), [data], ROOM_BYTES_MAX))
     out = bytearray()
     for message, raw in found:
         if message is None:

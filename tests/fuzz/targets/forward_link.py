@@ -52,18 +52,12 @@ def repaired(data: bytes) -> bytes:
 
 def received(kinds: frozenset[Kind], pieces: list[bytes]) -> tuple[list[LinkFrame], str | None]:
     """Return the frames, and why the link refused what follows."""
-    receiver, found = LinkReceiver(kinds), list[LinkFrame]()
-    for piece in pieces:
-        while piece:
-            room = receiver.room()
-            assert 0 < len(room) <= FRAME_BYTES_MAX
-            taken = piece[: len(room)]
-            room[: len(taken)] = taken
-            piece = piece[len(taken) :]
-            try:
-                found += receiver.received(len(taken))
-            except ProtocolError as refused:
-                return found, str(refused)
+    found: list[LinkFrame] = []
+    try:
+        for frame in kit.fed(LinkReceiver(kinds), pieces, FRAME_BYTES_MAX):
+            found.append(frame)  # those before the wrong one are kept
+    except ProtocolError as refused:
+        return found, str(refused)
     return found, None
 
 
@@ -76,9 +70,7 @@ def one(data: bytes) -> None:
         assert later == why and again[: len(found)] == found
     if why is not None:
         with kit.documented(ProtocolError):
-            receiver = LinkReceiver(kinds)
-            receiver.room()[: len(data)] = data
-            receiver.received(len(data))
+            list(kit.fed(LinkReceiver(kinds), [data], FRAME_BYTES_MAX))
     for kind, number, payload in found:
         if kind in REQUESTS:
             with kit.documented(ProtocolError):
