@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import random
 import sys
@@ -22,14 +21,6 @@ from tests.fuzz.mutate import Pool, mutated
 
 RUNS = 200  # mutated inputs of each target; a target may state fewer
 INPUTS = 40  # of a corpus whose allocations are looked at
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Log nothing: most of what is read is damaged, and each would be a line."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def run(module: kit.Target, data: bytes) -> str | None:

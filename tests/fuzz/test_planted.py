@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,14 +49,6 @@ MISTAKES = [
     Mistake("filters", "hastore.record.sql_filter", "_DOUBLE", _no_crc),
     Mistake("texts", "hastore.server.metrics.page", "_escaped", str),
 ]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Log nothing of what is damaged."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: f"{one.target}-{one.name}")
