@@ -98,6 +98,11 @@ def refuse(accepted: object, why: str) -> None:
         raise Refused(why)
 
 
+def without_details(reason: str) -> str:
+    """Return why a peer is refused without numbers and what it said: inputs of a kind are alike."""
+    return "".join(letter for letter in reason.partition("'")[0] if not letter.isdigit())[:60]
+
+
 def site_of(refused: Refused) -> str:
     """Return the line of hastore that refused an input."""
     place, step = "", refused.__cause__ and refused.__cause__.__traceback__

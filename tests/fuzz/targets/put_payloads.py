@@ -86,9 +86,4 @@ def one(data: bytes) -> None:
         numbers = [(batch.producer, sequence) for sequence in batch.sequences]
         assert [entry.producer for entry in good if entry.producer is not None] == numbers
     reason = next((entry for entry in entries if not isinstance(entry, ValidRecord)), None)
-    kit.refuse(reason is None, _kind(str(getattr(reason, "reason", reason))))
-
-
-def _kind(reason: str) -> str:
-    """Return a reason without what the client said."""
-    return "".join(letter for letter in reason.partition("'")[0] if not letter.isdigit())[:60]
+    kit.refuse(reason is None, kit.without_details(str(getattr(reason, "reason", reason))))
