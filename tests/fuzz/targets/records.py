@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from hastore.errors import CorruptRecordError, MessageIllegalError
+from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
 from hastore.record import bulk_check, codec
 from hastore.record.bulk_check import count_valid
 from hastore.record.codec import (
@@ -157,8 +157,6 @@ def one(data: bytes) -> None:
 
 
 def _message_id(text: str) -> None:
-    from hastore.errors import UsageError
-
     try:
         host, offset = parse_message_id(text)
     except UsageError:

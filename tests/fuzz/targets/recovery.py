@@ -9,7 +9,7 @@ from unittest import mock
 from hastore.errors import StoreError
 from hastore.fs.memory import MemoryFileSystem
 from hastore.record.codec import check_unreadable, pack_blank
-from hastore.record.log_format import pack_entry_blank
+from hastore.record.log_format import fill_in_crcs, pack_entry_blank, pack_header
 from hastore.service import raise_failure
 from hastore.store.log import recovery
 from hastore.store.log.commit_log import CommitLog, StoreHealth
@@ -100,8 +100,6 @@ def seeds() -> list[bytes]:
 
 def other_body() -> bytes:
     """Return an entry of another program, whose body is no record."""
-    from hastore.record.log_format import fill_in_crcs, pack_header
-
     raw = bytearray(pack_header(0, 1, 0, 40) + b"another program's " * 2 + b"data")
     fill_in_crcs(raw, 0)
     return bytes(raw)

@@ -12,6 +12,7 @@ from hastore.errors import CorruptRecordError, ProtocolError, UsageError
 from hastore.protocol import registration
 from hastore.protocol.registration import Queues, Version, decode_route, decode_topic_list
 from hastore.protocol.remoting import Frame, encode_body
+from hastore.security.identity import Identity
 from hastore.server import broker_tables
 from hastore.server.remoting import group_requests, groups, lock_requests, rights, subscriptions
 from hastore.server.remoting.door import RemotingRefusal
@@ -141,8 +142,6 @@ def _settings(body: bytes) -> None:
 
 
 def _right(body: bytes) -> None:
-    from hastore.security.identity import Identity
-
     rights._heartbeat(Identity("a", groups=("g*",)), Frame(34, 1, body=body))
 
 
