@@ -11,8 +11,8 @@ import errno
 import random
 import select
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, TypeVar
 
 from tests.world.scheduler import Host, Scheduler, Task, world
 
@@ -23,6 +23,7 @@ GIVES_UP_S = 60.0  # TCP's own limit is a quarter of an hour
 SYN_GIVES_UP_S = 20.0
 RETRY_S, RETRY_S_MAX = 0.2, 3.0
 Address = tuple[str, int]
+T = TypeVar("T")
 
 
 class Watcher(Protocol):
@@ -56,18 +57,7 @@ class Pollable:
 
     def wait(self, mask: int, timeout_s: float | None) -> bool:
         """Let the running thread wait for an event; errors and ends count always."""
-        active = world()
-        end = None if timeout_s is None else active.now + timeout_s
-        assert active.current is not None
-        waiter = TaskWatcher(active.current)
-        while not self.events() & (mask | ERR | HUP):
-            left = None if end is None else end - active.now
-            if left is not None and left <= 0:
-                return False
-            self.watchers[waiter] = None
-            active.park(left)
-            self.watchers.pop(waiter, None)
-        return True
+        return bool(wait_for_events([self], lambda: self.events() & (mask | ERR | HUP), timeout_s))
 
 
 class TaskWatcher:
@@ -78,6 +68,24 @@ class TaskWatcher:
 
     def poke(self) -> None:
         world().wake(self._task)
+
+
+def wait_for_events(
+    watched: Collection[Pollable], found: Callable[[], T], timeout_s: float | None
+) -> T:
+    """As `Scheduler.wait_for`: `found` is asked again when one of the watched has changed."""
+    active = world()
+
+    def park(left_s: float | None) -> None:
+        assert active.current is not None
+        waiter = TaskWatcher(active.current)
+        for one in watched:
+            one.watchers[waiter] = None
+        active.park(left_s)
+        for one in watched:
+            one.watchers.pop(waiter, None)
+
+    return active.wait_for(found, park, timeout_s)
 
 
 class Stream(Pollable):

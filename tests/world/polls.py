@@ -8,7 +8,7 @@ import select as real_select
 import selectors as real_selectors
 from typing import Any
 
-from tests.world.network import ERR, HUP, IN, OUT, Pollable, TaskWatcher, of_world
+from tests.world.network import ERR, HUP, IN, OUT, Pollable, of_world, wait_for_events
 from tests.world.scheduler import world
 from tests.world.sockets import error
 
@@ -118,22 +118,9 @@ class Poll:
         return [(number, events) for number, events in found if events]
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        active = world()
-        end = None if timeout is None or timeout < 0 else active.now + timeout / 1000.0
-        waiter = None
-        while not (found := self._ready()):
-            left = None if end is None else end - active.now
-            if left is not None and left <= 0:
-                return []
-            if waiter is None:
-                assert active.current is not None
-                waiter = TaskWatcher(active.current)
-            for _, one in self._items.values():
-                one.watchers[waiter] = None
-            active.park(left)
-            for _, one in self._items.values():
-                one.watchers.pop(waiter, None)
-        return found
+        limit_s = None if timeout is None or timeout < 0 else timeout / 1000.0
+        watched = [one for _, one in self._items.values()]
+        return wait_for_events(watched, self._ready, limit_s)
 
 
 class Selector:

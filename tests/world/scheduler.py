@@ -16,14 +16,16 @@ import heapq
 import random
 import traceback
 import zlib
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import greenlet
 
 SWITCH_S = 20e-6  # what a turn of a thread takes: a loop that only polls must not stop the time
 LOOK_S = 1e-6  # what a look at a clock takes
 EPOCH_S = 1_700_000_000.0  # the wall clock at the walk's begin
+T = TypeVar("T")
 
 
 class Host:
@@ -76,7 +78,7 @@ class Task:
 
 
 class Deadlock(AssertionError):
-    """No thread can run and no deadline comes."""
+    """What is no thread, such as a timer, would have to wait: nothing would run meanwhile."""
 
 
 class Scheduler:
@@ -193,6 +195,39 @@ class Scheduler:
             self.after(max(0.0, timeout_s), self._expire, task, task.ticket)
         self.hub.switch()
         return task.woken
+
+    def wait_for(
+        self,
+        found: Callable[[], T],
+        park: Callable[[float | None], object],
+        timeout_s: float | None,
+    ) -> T:
+        """Wait until `found` returns something true, by `park`, which gets the seconds left.
+
+        Returns what `found` returned last: something false if the time is over first.
+        """
+        end = None if timeout_s is None else self.now + timeout_s
+        while not (there := found()):
+            left = None if end is None else end - self.now
+            if left is not None and left <= 0:
+                break
+            park(left)
+        return there
+
+    def wait_in(
+        self, line: list[Task] | deque[Task], found: Callable[[], T], timeout_s: float | None
+    ) -> T:
+        """As `wait_for`, in a line of threads from which others take and wake them."""
+
+        def park(left_s: float | None) -> None:
+            task = self.current
+            assert task is not None, "what runs between threads must not wait"
+            line.append(task)
+            self.park(left_s)
+            if task in line:
+                line.remove(task)
+
+        return self.wait_for(found, park, timeout_s)
 
     def wake(self, task: Task) -> None:
         """Let a waiting thread run; does nothing to one that does not wait."""

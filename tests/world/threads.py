@@ -26,17 +26,9 @@ class Lock:
             return True
         if not blocking:
             return False
-        end = None if timeout < 0 else active.now + timeout
-        task = active.current
-        while self._held:
-            left = None if end is None else end - active.now
-            if left is not None and left <= 0:
-                return False
-            assert task is not None, "a lock is held that is needed between threads"
-            self._waiting.append(task)
-            active.park(left)
-            if task in self._waiting:
-                self._waiting.remove(task)
+        limit = None if timeout < 0 else timeout
+        if not active.wait_in(self._waiting, lambda: not self._held, limit):
+            return False
         self._held = True
         return True
 
@@ -128,16 +120,7 @@ class Condition:
         return notified
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        active = world()
-        end = None if timeout is None else active.now + timeout
-        result = predicate()
-        while not result:
-            left = None if end is None else end - active.now
-            if left is not None and left <= 0:
-                break
-            self.wait(left)
-            result = predicate()
-        return result
+        return world().wait_for(predicate, self.wait, timeout)
 
     def notify(self, n: int = 1) -> None:
         for _ in range(min(n, len(self._waiting))):
@@ -219,19 +202,10 @@ class Thread:
         return self._task is not None and not self._task.done
 
     def join(self, timeout: float | None = None) -> None:
-        active, task = world(), self._task
+        task = self._task
         if task is None:
             raise RuntimeError("cannot join thread before it is started")
-        end = None if timeout is None else active.now + timeout
-        while not task.done:
-            left = None if end is None else end - active.now
-            if left is not None and left <= 0:
-                return
-            assert active.current is not None
-            task.joiners.append(active.current)
-            active.park(left)
-            if active.current in task.joiners:
-                task.joiners.remove(active.current)
+        world().wait_in(task.joiners, lambda: task.done, timeout)
 
 
 def current_thread() -> Any:
@@ -274,17 +248,8 @@ class SimpleQueue:
         self.put(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        active = world()
-        end = None if timeout is None else active.now + timeout
-        while not self._items:
-            left = None if end is None else end - active.now
-            if not block or (left is not None and left <= 0):
-                raise Empty
-            assert active.current is not None
-            self._waiting.append(active.current)
-            active.park(left)
-            if active.current in self._waiting:
-                self._waiting.remove(active.current)
+        if not world().wait_in(self._waiting, lambda: self._items, timeout if block else 0.0):
+            raise Empty
         return self._items.popleft()
 
     def get_nowait(self) -> Any:
