@@ -8,16 +8,15 @@ keep things, and Python hashes strings anew in each process unless it is told a 
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import multiprocessing
 import os
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 from tests.world import install
 from tests.world.machines import make_small_files
@@ -35,19 +34,16 @@ def _nothing() -> None:
 def _walk(
     plan: Plan, before: Callable[[], object], how: dict[str, Any], answer: Connection
 ) -> None:
-    """Take one walk; send what came of it."""
+    """Take one walk; send what came of it, or the stack of what has failed."""
     gc.disable()  # a finalizer must not run at another place in the next walk of this seed
     try:
         install.load_all()  # the process that forks has done that, if all went well there
         install.install()
         make_small_files()
         before()
-        outcome = run_plan(plan, **how)
-        fields = [field.name for field in dataclasses.fields(outcome) if field.name != "plan"]
-        found = {name: getattr(outcome, name) for name in fields}
-        found["fired"] = dict(outcome.fired)
+        found: Outcome | str = run_plan(plan, **how)
     except BaseException:
-        found = {"failure": traceback.format_exc()}
+        found = traceback.format_exc()
     answer.send(found)
 
 
@@ -57,15 +53,8 @@ def run(plan: Plan, *, before: Callable[[], object] = _nothing, **how: Any) -> O
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.world.loaded"])
-    given = os.environ.get(HASHES)
-    os.environ[HASHES] = "0"
-    try:
+    with mock.patch.dict(os.environ, {HASHES: "0"}):
         forkserver.ensure_running()
-    finally:
-        if given is None:
-            del os.environ[HASHES]
-        else:
-            os.environ[HASHES] = given
     reading, writing = context.Pipe(duplex=False)
     child = context.Process(target=_walk, args=(plan, before, how, writing), daemon=True)
     child.start()
@@ -73,13 +62,13 @@ def run(plan: Plan, *, before: Callable[[], object] = _nothing, **how: Any) -> O
     try:
         if not reading.poll(LIMIT_S):
             raise RuntimeError(f"a walk takes longer than {LIMIT_S:g} s of real time")
-        found: dict[str, Any] = reading.recv()
+        found: Outcome | str = reading.recv()
     except EOFError as gone:
         raise RuntimeError("the process of the walk has died") from gone
     finally:
         reading.close()
         child.kill()
         child.join()
-    if "failure" in found:
-        raise RuntimeError(found["failure"])
-    return Outcome(plan=plan, **{**found, "fired": Counter(found["fired"])})
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
