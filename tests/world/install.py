@@ -117,6 +117,7 @@ def _replaced() -> dict[int, Any]:
         (socket, _like(
             socket, socket=sockets.Socket, create_connection=sockets.create_connection,
             create_server=sockets.create_server, socketpair=sockets.socketpair,
+            gethostname=lambda: world().host.name,
         )),
         (select, _like(
             select, epoll=polls.Epoll, poll=polls.Poll, select=polls.select_call
@@ -126,6 +127,7 @@ def _replaced() -> dict[int, Any]:
             os, eventfd=descriptors.eventfd, eventfd_read=descriptors.eventfd_read,
             eventfd_write=descriptors.eventfd_write, close=descriptors.close,
             pipe2=descriptors.pipe2, splice=descriptors.splice, sendfile=descriptors.sendfile,
+            getpid=lambda: world().host.process,
         )),
         (fcntl, _like(fcntl, ioctl=descriptors.ioctl, fcntl=descriptors.fcntl_call)),
         (secrets, _Secrets),

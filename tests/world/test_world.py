@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from functools import partial
 import pytest
 
 from hastore.config.model import Mode
+from tests.world import install, scheduler
 from tests.world.events import KINDS
 from tests.world.isolated import run
 from tests.world.plans import Outcome, plan_of, tour_of
@@ -58,6 +60,14 @@ def test_a_seed_repeats_its_walk_bit_for_bit_also_in_another_process():
         capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     assert int(there.stdout) == here.digest
+
+
+def test_a_walk_does_not_depend_on_the_real_machine_and_process(monkeypatch):
+    """Members send both in their name, and a longer message takes another time."""
+    monkeypatch.setattr(scheduler, "_active", scheduler.Scheduler(0))
+    replaced = install._replaced()
+    assert replaced[id(socket)].gethostname() == "outside"
+    assert replaced[id(os)].getpid() == 1
 
 
 def test_a_planted_mistake_is_caught_and_its_walk_reduced():
