@@ -27,10 +27,10 @@ COLD = 0.02  # of the reads that must not wait
 class DiskFile(LossyFile):
     """An open file."""
 
-    disk: Disk
+    _fs: Disk
 
     def pread(self, size: int, position: int) -> bytes:
-        disk = self.disk
+        disk = self._fs
         if not may_wait() and world().current is not None and disk.chance.random() < COLD:
             raise NotCachedError(f"{self.path}: byte {position} is not in memory")
         disk.fault("read", self.path)
@@ -39,23 +39,25 @@ class DiskFile(LossyFile):
         return os.pread(self.fileno(), size, position)
 
     def pwrite(self, data: Bytes, position: int) -> None:
-        self.disk.check_room(position + len(data) - self.size, self.path)
-        self.disk.note_write(self._kept)
+        self._fs.check_room(position + len(data) - self.size, self.path)
+        self._fs.note_write(self._kept)
         super().pwrite(data, position)
 
     def allocate(self, size: int) -> None:
-        if self.disk.lacks(size - self.size):
+        if self._fs.lacks(size - self.size):
             raise StoreFullError(f"{self.path}: no room for {size} bytes")
         super().allocate(size)
 
     def sync(self) -> None:
-        self.disk.wait_for_sync()
-        self.disk.fault("sync", self.path)
+        self._fs.wait_for_sync()
+        self._fs.fault("sync", self.path)
         super().sync()
 
 
 class Disk(LossyFileSystem):
     """All files of one machine."""
+
+    file_type = DiskFile
 
     def __init__(self, seed: str) -> None:
         super().__init__()
@@ -102,11 +104,9 @@ class Disk(LossyFileSystem):
         if create and not self.exists(path):
             self.check_room(1, path)
         file = super().open(path, create=create, writable=writable)
-        file.__class__ = DiskFile
-        file.disk = self  # type: ignore[attr-defined]
         if create:
             wall_ms = int(world().host.wall() * 1000)
-            self.written_ms.setdefault(file._kept, wall_ms)  # type: ignore[attr-defined]
+            self.written_ms.setdefault(self._files[os.path.normpath(path)], wall_ms)
         return file
 
     def sync_dir(self, path: str) -> None:
@@ -154,9 +154,7 @@ class Disk(LossyFileSystem):
         """Return the disk as the next boot finds it."""
         found = Disk(self.name)
         found.chance, found.boots = self.chance, self.boots + 1
-        snapshot = self.snapshot(None)
-        lossy = snapshot.restored(self.chance)
-        found._adopt(lossy)
+        found._adopt(self.snapshot(None).restored(self.chance))
         return found
 
     def image(self) -> Disk:

@@ -113,8 +113,7 @@ class Machine(Host):
         self.disk.make_dirs("/etc")
         with contextlib.closing(self.disk.open(SECRET, create=True)) as file:
             file.pwrite(b"the secret of this group", 0)
-            self.disk.synced[file._kept] = b"the secret of this group"  # type: ignore[attr-defined]
-        self.disk._journal = self.disk._journal[-1:]
+        self.disk.settle(SECRET, None)
 
     # -- what an operator does
 

@@ -84,6 +84,8 @@ class LossyFile(RealFile):
 class LossyFileSystem(MemoryFileSystem):
     """See the module's text. `on_call(number)` runs before each call that changes something."""
 
+    file_type: type[LossyFile] = LossyFile  # of what `open` returns
+
     def __init__(self) -> None:
         super().__init__()
         self.synced: dict[RealFile, bytes] = {}
@@ -127,7 +129,7 @@ class LossyFileSystem(MemoryFileSystem):
             kept = self._files[os.path.normpath(path)]
             if is_new:
                 self._noted(path)
-            return LossyFile(self, kept, path, os.dup(file.fileno()))
+            return self.file_type(self, kept, path, os.dup(file.fileno()))
 
     def rename(self, source: str, target: str) -> None:
         with self._one:
