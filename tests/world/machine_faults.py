@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,6 +15,11 @@ from hastore.server.role_source import OneShotFile
 from tests.world.disk import Disk
 from tests.world.machines import ROOT, Machine
 from tests.world.scheduler import EPOCH_S
+
+
+def _chosen(paths: Sequence[str], part: float) -> str | None:
+    """Return the path at a part of the list, in [0, 1); None if there is none."""
+    return paths[int(part * len(paths))] if paths else None
 
 
 class FaultyMachine(Machine):
@@ -28,19 +34,22 @@ class FaultyMachine(Machine):
     def _wall_ms(self) -> int:
         return int((EPOCH_S + self.world.now + self.wall_ahead_s) * 1000)
 
-    def _write(self, name: str, content: msgspec.Struct) -> None:
+    def _write(self, path: str, content: bytes) -> None:
         """Write a file as a command does; a disk that refuses it makes the command fail."""
         with contextlib.suppress(OSError):
-            path = f"{ROOT}/{name}"
             self.disk.make_dirs(os.path.dirname(path))
             with contextlib.closing(self.disk.open(path, create=True)) as file:
                 file.truncate(0)
-                file.pwrite(msgspec.json.encode(content), 0)
+                file.pwrite(content, 0)
+
+    def _order(self, name: str, content: msgspec.Struct) -> None:
+        """Write a file that the node takes."""
+        self._write(f"{ROOT}/{name}", msgspec.json.encode(content))
 
     def promote(self) -> None:
         """Do what `hastore promote` does: the role in the file, and the order of this moment."""
         if self.node is not None:
-            self._write("hastore/once.json", OneShotFile(
+            self._order("hastore/once.json", OneShotFile(
                 command="promote", epoch=self.node.state.last_epoch, wall_ms=self._wall_ms()
             ))  # fmt: skip
         self.set_config(role=Role.SYNC_MASTER)
@@ -49,7 +58,7 @@ class FaultyMachine(Machine):
         """Do what `hastore dledger` does, with this node's file."""
         if isinstance(self.node, DLedgerNode) and self.node.driver.core is not None:
             core = self.node.driver.core
-            self._write("dledger-request.json", AdminRequest(
+            self._order("dledger-request.json", AdminRequest(
                 id=f"{self.world.product.getrandbits(64):016x}", command=command, node=node,
                 term=self.node.driver.term, members=tuple(core.members), wall_ms=self._wall_ms(),
                 by=by,
@@ -65,12 +74,13 @@ class FaultyMachine(Machine):
     # -- files
 
     def choose_file(self, part: float) -> str | None:
-        files = self.disk.files(ROOT)
-        return files[int(part * len(files))] if files else None
+        return _chosen(self.disk.files(ROOT), part)
 
     def choose_folder(self, part: float) -> str | None:
-        folders = sorted({os.path.dirname(path) for path in self.disk.files(ROOT)})
-        return folders[int(part * len(folders))] if folders else None
+        return _chosen(self._folders(), part)
+
+    def _folders(self) -> list[str]:
+        return sorted({os.path.dirname(path) for path in self.disk.files(ROOT)})
 
     def rot(self, part: float, *, log: bool) -> None:
         """Change a bit somewhere in a file that has content; in a log, in the body of a message.
@@ -81,8 +91,8 @@ class FaultyMachine(Machine):
             path for path in self.disk.files(ROOT)
             if self.disk.size(path) and (not log or self._in_log(path))
         ]  # fmt: skip
-        if files:
-            path = files[int(part * len(files))]
+        path = _chosen(files, part)
+        if path is not None:
             place = int(part * 7919.0 % 1.0 * self.disk.size(path))
             if log:
                 place = self.disk.read_bytes(path).find(b"....", place)
@@ -95,7 +105,7 @@ class FaultyMachine(Machine):
         return os.path.basename(os.path.dirname(path)) in ("commitlog", "data")
 
     def move_back(self) -> None:
-        for path in sorted({os.path.dirname(path) for path in self.disk.files(ROOT)}):
+        for path in self._folders():
             whole = path.partition(".moved")[0]
             if whole != path and not self.disk.exists(whole):
                 with contextlib.suppress(OSError):
@@ -109,26 +119,20 @@ class FaultyMachine(Machine):
             self.disk, self.image = self.image, None
 
     def restore_file(self, part: float) -> None:
-        old = self.image
-        if old is None or not old.files(ROOT):
-            return
-        files = old.files(ROOT)
-        path = files[int(part * len(files))]
-        self._place(path, old.read_bytes(path))
+        """Put one file of an old copy of the disk in its place."""
+        if self.image is not None:
+            self._take_file(self.image, part)
 
     def take_file_of(self, other: Machine, part: float) -> None:
-        files = other.disk.files(ROOT)
-        if files:
-            path = files[int(part * len(files))]
-            self._place(path, other.disk.read_bytes(path))
+        """Get a file that belongs to another machine."""
+        self._take_file(other.disk, part)
 
-    def _place(self, path: str, content: bytes) -> None:
-        self.kill()
-        with contextlib.suppress(OSError):
-            self.disk.make_dirs(os.path.dirname(path))
-            with contextlib.closing(self.disk.open(path, create=True)) as file:
-                file.truncate(0)
-                file.pwrite(content, 0)
+    def _take_file(self, disk: Disk, part: float) -> None:
+        path = _chosen(disk.files(ROOT), part)
+        if path is not None:
+            content = disk.read_bytes(path)
+            self.kill()
+            self._write(path, content)
 
     def lose_disk(self) -> None:
         """Come back with a new, empty disk."""
