@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.world.scheduler import Host, Scheduler
 GROUP = "group"
 
 
-class ClientHost(Host):
+class ClientHost(Host, ABC):
     """A host with one client, whose process may be killed and started again."""
 
     def __init__(
@@ -56,8 +57,9 @@ class ClientHost(Host):
         self.work()
         self.finished = True
 
+    @abstractmethod
     def work(self) -> None:
-        raise NotImplementedError
+        """Be the client until `stopping` is set."""
 
     def pause(self, mean_s: float) -> None:
         self.world.sleep(mean_s * self.chance.random() * 2)
@@ -110,7 +112,7 @@ class MemberHost(ClientHost):
                     places = {q: p.queue_offset for (_, q), p in consumer.positions().items()}
                     consumer.commit()
                     for queue, offset in places.items():
-                        self.history.note_committed(self.name, queue, offset)
+                        self.history.note_committed(queue, offset)
             except (HastoreError, TimeoutError) as failure:
                 self._note(failure)
                 self.pause(0.3)
@@ -183,6 +185,3 @@ class RangeHost(ClientHost):
                 at += int.from_bytes(sizes[i : i + 4])
                 self.history.note_read(self.name, queue, record.queue_offset, record.body)
         self.history.ranges += 1
-
-
-Make = Callable[..., ClientHost]

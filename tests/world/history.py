@@ -98,8 +98,7 @@ class History:
         self.note_read(who, *place, message.body)
         self.delivered[place] = self.delivered.get(place, 0) + 1
 
-    def note_committed(self, who: str, queue: int, queue_offset: int) -> None:
-        del who
+    def note_committed(self, queue: int, queue_offset: int) -> None:
         self.committed[queue] = max(self.committed.get(queue, 0), queue_offset)
 
 

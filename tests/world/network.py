@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import random
 import select
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
@@ -32,7 +33,7 @@ class Watcher(Protocol):
     def poke(self) -> None: ...
 
 
-class Pollable:
+class Pollable(ABC):
     """What has a descriptor that can be waited for."""
 
     def __init__(self) -> None:
@@ -42,8 +43,9 @@ class Pollable:
         network.table[self.descriptor] = self
         self.watchers: dict[Any, None] = {}
 
+    @abstractmethod
     def events(self) -> int:
-        raise NotImplementedError
+        """Return what could be done now, as bits of epoll."""
 
     def changed(self) -> None:
         for watcher in list(self.watchers):
