@@ -28,7 +28,16 @@ from tests.world.clients import (
     ReaderHost,
 )
 from tests.world.events import KINDS, Event
-from tests.world.history import TOPIC, History, Log, Violation, check_logs, differences, named
+from tests.world.history import (
+    TOPIC,
+    History,
+    Log,
+    Sent,
+    Violation,
+    check_logs,
+    differences,
+    named,
+)
 from tests.world.machine_faults import FaultyMachine
 from tests.world.machines import addresses, make_config
 from tests.world.plans import EVENTS_S, Outcome, Plan
@@ -126,7 +135,7 @@ class Walk:
 
     def _end(self, event: Event) -> None:
         end = KINDS[event.kind].end
-        if end is not None and (not self.healing or event.kind in ("swap disks",)):
+        if end is not None and (not self.healing or event.kind == "swap disks"):
             end(self, event)
 
     def _supervise(self) -> None:
@@ -180,7 +189,8 @@ class Walk:
                 client.stopping = True
         self._wait(lambda: all(c.finished for c in self.clients if isinstance(c, ProducerHost)))
         self._wait(self._logs_equal)
-        self._wait(self._all_read, 150.0)  # the lock of a killed member lives for a minute
+        # The lock of a killed member lives for a minute.
+        self._wait(lambda: not self._unread(), 150.0)
         for client in self.clients:
             client.stopping = True
         self._wait(lambda: all(client.finished for client in self.clients), 40.0)
@@ -256,11 +266,14 @@ class Walk:
         """Whether damaged bytes were replaced by another node's."""
         return not differences([Log.of(name, one) for name, one in self._stores().items()])
 
-    def _all_read(self) -> bool:
-        missing = [r for r in self.history.acked.values() if (r.queue_id, r.queue_offset) not in
-                   self.history.delivered]  # fmt: skip
+    def _unread(self) -> list[Sent]:
+        """Return what is acknowledged and still there, but no member of the group has got."""
         start = max((store.min_offset for store in self._stores().values()), default=0)
-        return not [one for one in missing if (one.offset or 0) >= start]
+        got = self.history.delivered
+        return [
+            named(body) for body, result in self.history.acked.items()
+            if (result.queue_id, result.queue_offset) not in got and (result.offset or 0) >= start
+        ]  # fmt: skip
 
     def _check_positions(self) -> None:
         """Check that no position that the group has committed has gone back."""
@@ -290,13 +303,8 @@ class Walk:
             check_logs(self.history, logs, retention=retention)
         except Violation as torn:
             self.history.violate(str(torn))
-        if not self._all_read():
-            got = self.history.delivered
-            missing = [
-                named(body) for body, result in self.history.acked.items()
-                if (result.queue_id, result.queue_offset) not in got
-            ]  # fmt: skip
-            self.history.violate(f"the group's members did not get {missing[:5]}")
+        if unread := self._unread():
+            self.history.violate(f"the group's members did not get {unread[:5]}")
         if self.history.lost_positions and not retention:
             self.history.violate(f"a position was lost: {self.history.lost_positions[0]}")
 
