@@ -99,6 +99,13 @@ class Sample:
     values: Mapping[str, float]
 
 
+def series_of(samples: Iterable[Sample], name: str, node: int) -> Points:
+    """Return a series of a node, of all its lives."""
+    return [
+        (one.time_s, one.values[name]) for one in samples if one.node == node and name in one.values
+    ]
+
+
 class Sampler:
     """Samples the nodes, by their places, in a thread of its own; `lives` counts their starts."""
 
@@ -169,11 +176,7 @@ class Sampler:
 
     def series(self, name: str, node: int) -> Points:
         """Return a series of a node, of all its lives."""
-        return [
-            (one.time_s, one.values[name])
-            for one in self.samples
-            if one.node == node and name in one.values
-        ]
+        return series_of(self.samples, name, node)
 
     def verdicts(self) -> list[Verdict]:
         """Judge all series of all nodes.
@@ -222,11 +225,7 @@ def write_plot(path: pathlib.Path, samples: list[Sample]) -> bool:
     figure, axes = pyplot.subplots(len(ORDER), 1, figsize=(10, 2 * len(ORDER)), sharex=True)
     for name, axis in zip(ORDER, axes, strict=True):
         for node in sorted({one.node for one in samples}):
-            points = [
-                (one.time_s / 60.0, one.values[name])
-                for one in samples
-                if one.node == node and name in one.values
-            ]
+            points = [(at / 60.0, value) for at, value in series_of(samples, name, node)]
             axis.plot(*zip(*points, strict=True), label=f"node {node}", linewidth=0.8)
         axis.set_ylabel(name, fontsize=8)
         axis.set_ylim(bottom=0)
