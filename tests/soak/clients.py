@@ -19,10 +19,9 @@ import json
 import os
 import random
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
+from functools import partial
 
 from hastore import Admin, Consumer, Producer, Security
 from hastore.client.connections.bulk_link import BulkLink
@@ -32,7 +31,7 @@ from hastore.protocol import api
 from hastore.record.codec import Host, build_record
 from tests.attack.strangers import Stranger
 from tests.process.api_attacks import message
-from tests.soak.crowd import QUIET, WAIT_S, crowd
+from tests.soak.crowd import QUIET, WAIT_S, crowd, in_threads
 
 KEPT = "soak-kept"
 KEPT_BYTES = (200, 4_000)
@@ -71,18 +70,8 @@ def _together(one: Stranger, *works: Callable[[random.Random], None]) -> None:
             except HastoreError as failure:
                 one.count[f"({type(failure).__name__})"] += 1
                 one.ended.wait(0.5)
-            except BaseException:  # the soak must not go on without this client
-                traceback.print_exc()
-                os._exit(1)
 
-    threads = [
-        threading.Thread(target=repeat, args=(work, one.chance.getrandbits(32))) for work in works
-    ]
-    for thread in threads:
-        thread.start()
-    one.ready()
-    for thread in threads:
-        thread.join()
+    in_threads(one, [partial(repeat, work, one.chance.getrandbits(32)) for work in works])
 
 
 def producers(one: Stranger) -> None:

@@ -24,7 +24,8 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from hastore import Security
@@ -42,8 +43,6 @@ from tests.server.remoting.test_groups import java, subscribed
 WORKERS = 4
 WAIT_S = 10.0
 AGAIN_S = 1.0  # after a failure
-LIFE_S = 60.0  # on average
-STEP_S = 20.0  # on average, between two steps of an actor
 OF_MEMBERS, OF_IDLE = 0.55, 0.35  # the rest are strangers
 WAITS = "6"  # sysFlag of a pull: it has a subscription, and may wait
 NOW = "4"
@@ -308,13 +307,25 @@ def _work(one: Stranger, makers: Sequence[Callable[[], Actor]], chance: random.R
         actor.close()
 
 
-def _guarded(one: Stranger, makers: Sequence[Callable[[], Actor]], chance: random.Random) -> None:
-    """Do the work; a mistake of ours ends the process, so that the soak does not go on without."""
-    try:
-        _work(one, makers, chance)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+def in_threads(one: Stranger, works: Iterable[Callable[[], None]]) -> None:
+    """Do each work in a thread of its own, say that the kind is ready, and wait for all of them.
+
+    An error that a work does not handle ends the process: the soak must not go on without it.
+    """
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    one.ready()
+    for thread in threads:
+        thread.join()
 
 
 def crowd(one: Stranger) -> None:
@@ -332,7 +343,7 @@ def crowd(one: Stranger) -> None:
             kinds.append(Idle)
         else:
             kinds.append(strangers[number % len(strangers)])
-    threads = []
+    works = []
     for worker in range(WORKERS):
         chance = random.Random(one.chance.getrandbits(32))
         makers = [
@@ -340,9 +351,5 @@ def crowd(one: Stranger) -> None:
             for number, kind in enumerate(kinds)
             if number % WORKERS == worker
         ]
-        threads.append(threading.Thread(target=_guarded, args=(one, makers, chance)))
-    for thread in threads:
-        thread.start()
-    one.ready()
-    for thread in threads:
-        thread.join()
+        works.append(partial(_work, one, makers, chance))
+    in_threads(one, works)
