@@ -102,7 +102,7 @@ class Clients:
 
 
 class World:
-    """The nodes and what happens to them; `lives` counts the starts of each, for the sampler."""
+    """The nodes and what happens to them; `on_start` runs before the visitor starts anew."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class World:
         self.chance = chance
         self.done: Counter[str] = Counter()
         self.pause_s = 1.0  # between two things that happen, on average
-        self.on_start: Callable[[], None] = lambda: None  # before the visitor starts anew
+        self.on_start: Callable[[], None] = lambda: None
         self._ended = threading.Event()
         self._key = secrets.token_hex(32)
         self._prepare_identity()
