@@ -19,18 +19,11 @@ from hastore.pipeline.where import Where
 from tests.documents.blocks import blocks_of
 from tests.pipeline.s3 import client, new_target, s3_server
 from tests.pipeline.test_export_commits import SMALL, SPARK, bodies, overwrite, run_here
+from tests.pipeline.test_target import Crash, crash
 from tests.spark.stores import numbered, write_store
 
 OPTIONS = {"aws_allow_http": "true"}
 MESSAGES = numbered(60)
-
-
-class Crash(BaseException):
-    """An end of the process, as far as the target can tell."""
-
-
-def crash(*_args, **_named):
-    raise Crash
 
 
 @pytest.fixture(scope="module")

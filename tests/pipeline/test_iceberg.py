@@ -35,13 +35,10 @@ from hastore.pipeline.where import Where
 from tests.documents.blocks import blocks_of
 from tests.pipeline.s3 import client, new_target, s3_server
 from tests.pipeline.test_export_commits import SMALL, SPARK, bodies, overwrite, run_here
+from tests.pipeline.test_target import Crash, crash
 from tests.spark.stores import numbered, write_store
 
 DAY_MS = 24 * 3600 * 1000
-
-
-class Crash(BaseException):
-    """An end of the process, as far as the target can tell."""
 
 
 @pytest.fixture(autouse=True)
@@ -216,10 +213,6 @@ def test_json_columns_of_every_kind(place, monkeypatch):
     assert (first["a"], str(first["f"]), first["g"], first["h"]) == (7, "2026-11-22", True, 0.5)
     assert first["e"] == datetime.datetime(2026, 11, 22, 10, tzinfo=datetime.UTC)
     assert (second["a"], second["_corrupt"]) == (None, b"none")
-
-
-def crash(*_args, **_named):
-    raise Crash
 
 
 @pytest.mark.parametrize("moment", ["make", "files", "before", "within", "after"])

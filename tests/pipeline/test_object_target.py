@@ -24,6 +24,7 @@ from hastore.pipeline.where import Where
 from tests.documents.blocks import blocks_of
 from tests.pipeline.s3 import client, new_target, s3_server
 from tests.pipeline.test_export_commits import SMALL, SPARK, bodies, overwrite, run_here
+from tests.pipeline.test_target import Crash, crash
 from tests.spark.stores import numbered, write_store
 
 DAY_MS = 24 * 3600 * 1000
@@ -105,15 +106,8 @@ def test_a_reader_that_lists_the_folder_finds_nothing_rather_than_wrong_rows(
 def test_a_run_that_dies_before_a_commit_leaves_no_rows(tmp_path, fs, url, here, monkeypatch):
     store, messages = tmp_path / "store", numbered(40)
     write_store(store, messages)
-
-    class Crash(BaseException):
-        pass
-
-    def die(self, name, value):
-        raise Crash
-
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(Bucket, "write_json", die)
+        patch.setattr(Bucket, "write_json", crash)
         export(SPARK, where(store), url)
     left = objects(fs, url, "_data")
     assert left
