@@ -6,7 +6,6 @@ import shutil
 import deltalake
 import pandas as pd
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from hastore.errors import CorruptRecordError, PositionLostError, UsageError
 from hastore.pipeline.committed import committed_dataset
@@ -15,6 +14,7 @@ from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
 from hastore.store.offline.reader import StoreReader
 from tests.pipeline.s3 import client, new_target, s3_server
+from tests.pipeline.test_iceberg import table_of
 from tests.spark.stores import GOLDEN, numbered, write_store
 
 DAY_MS = 24 * 3600 * 1000
@@ -95,8 +95,8 @@ def test_workers_write_to_tables_and_to_a_bucket_and_merge_there(spark, tmp_path
         options = {"aws_allow_http": "true"}
         in_delta = deltalake.DeltaTable(delta, storage_options=options).to_pyarrow_table()
     run(spark, store, tmp_path / "table", format="iceberg")
-    with SqlCatalog("hastore", uri=f"sqlite:///{tmp_path}/table/catalog.db") as catalog:
-        in_iceberg = catalog.load_table("hastore.messages").scan().to_arrow()
+    with table_of(tmp_path / "table") as found:
+        in_iceberg = found.scan().to_arrow()
     for found in (table, in_delta, in_iceberg):
         rows = found.select(["topic", "partition", "offset", "date", "value"]).to_pylist()
         assert len(rows) == 40

@@ -22,10 +22,10 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from hastore.client import Producer
 from hastore.store.offline.reader import StoreReader
+from tests.pipeline.test_iceberg import table_of
 from tests.spark.conftest import require_java
 from tests.spark.quick import QUICK_OPTIONS
 from tests.spark.torture.processes import children, is_worker, wait_until_gone
@@ -124,8 +124,8 @@ def end_of(job):
 
 def exported(target):
     if FORMAT == "iceberg":
-        with SqlCatalog("hastore", uri=f"sqlite:///{target}/catalog.db") as catalog:
-            found = catalog.load_table("hastore.messages").scan().to_arrow()
+        with table_of(target) as table:
+            found = table.scan().to_arrow()
         columns = (found[name].to_pylist() for name in ("partition", "offset", "value"))
         return sorted(zip(*columns, strict=True))
     rows = []
