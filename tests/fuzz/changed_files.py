@@ -67,10 +67,7 @@ def laid(files: Files, data: bytes) -> MemoryFileSystem:
     for path, content in now.items():
         fs.make_dirs(path.rpartition("/")[0])
         if content is not None:
-            file = fs.open(path, create=True)
-            file.truncate(len(content))
-            file.pwrite(content, 0)
-            file.close()
+            fs.replace_bytes(path, content)
     return fs
 
 

@@ -125,10 +125,8 @@ def opened(data: bytes, content: bytes) -> Iterator[tuple[MemoryFileSystem, Comm
     fs.make_dirs(log.directory)
     fs.make_dirs("/s/hastore")
     for start in range(0, len(content), FILE):
-        file = fs.open(f"{log.directory}/{start:020d}", create=True)
-        file.truncate(FILE)
-        file.pwrite(content[start : start + FILE], 0)
-        file.close()
+        part = content[start : start + FILE].ljust(FILE, b"\0")
+        fs.replace_bytes(f"{log.directory}/{start:020d}", part)
     try:
         log.queue.load(FILE)
         yield fs, log
