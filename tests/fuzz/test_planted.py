@@ -39,7 +39,7 @@ MISTAKES = [
     Mistake("dledger_link", "hastore.protocol.dledger_link", "UNREADABLE", ONLY),
     Mistake("own_records", "hastore.protocol.committed_positions", "UNREADABLE", ONLY),
     Mistake("state_files", "hastore.ha.node.node_state", "UNREADABLE", ONLY),
-    Mistake("identities", "hastore.client.security", "_NO_SUCH_VALUE", (ValueError,)),
+    Mistake("identities", "hastore.client.security", "UNREADABLE_YAML", (ValueError,)),
     Mistake("records", "tests.fuzz.targets.records", "check_record", _no_crc(codec.check_record)),
     Mistake("remoting_frames", "hastore.protocol.remoting", "_USUAL_FIELDS", 7),
     Mistake("zmtp", "hastore.protocol.zmtp", "PIECE_BYTES", 1),
