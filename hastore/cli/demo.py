@@ -19,6 +19,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -246,7 +247,7 @@ def run_pair_demo(report: DemoReport, rows: int, *, with_spark: bool, with_zooke
         producer = flight_producer((master, slave), rows, recorder, group)
         _produce_and_flip(report, producer, master, slave, rows, roles)
         report.step(4, "Wait until both nodes have everything, and prove that nothing was lost")
-        prove_all(report, (master, slave), rows)
+        prove_all(report, (master, slave), rows, kills=1)
         if with_spark:
             query_with_spark(report, master, "the slave", rows)  # node 1 is the slave now
         else:
@@ -338,7 +339,7 @@ def run_group_demo(report: DemoReport, rows: int, *, with_spark: bool) -> None:
         producer = flight_producer(nodes, rows, recorder)
         _produce_and_kill(report, producer, nodes, rows)
         report.step(4, "Wait until all nodes have everything, and prove that nothing was lost")
-        prove_all(report, nodes, rows)
+        prove_all(report, nodes, rows, kills=KILLS)
         if with_spark:
             follower = next(node for node in nodes if node is not _leader(nodes)[0])
             query_with_spark(report, follower, f"node {follower.number}, a follower,", rows)
@@ -383,19 +384,21 @@ def _produce_and_kill(
     """Send all flights; kill the leader after a third, and again after two thirds.
 
     The last third is held back until the first killed node runs again: only two of three nodes are
-    a majority.
+    a majority. Its second half waits for the second kill, so that a fast producer has not sent all
+    by then.
     """
     last_third = rows * KILLS // (KILLS + 1)
     go_on = producer.hold_at(last_third)
+    killed_again = producer.hold_at((last_third + rows) // 2)
     kills = []
     with sending(report, producer, rows) as wait_for:
         wait_for(rows // (KILLS + 1))
         report.step(3, f"Meanwhile: kill the leader (SIGKILL), {KILLS} times")
-        kills.append(_kill_leader(report, nodes, producer.recorder))
+        kills.append(_kill_leader(report, nodes, producer))
         wait_for(last_third)
         go_on.set()
         wait_for(last_third + 1)
-        kills.append(_kill_leader(report, nodes, producer.recorder))
+        kills.append(_kill_leader(report, nodes, producer, killed_again))
     archived = [count_archived(node.store) for node in nodes]
     silence = producer.silence
     report.facts["failover"] = {
@@ -411,13 +414,21 @@ def _produce_and_kill(
 
 
 def _kill_leader(
-    report: DemoReport, nodes: Sequence[DemoNode], recorder: Recorder
+    report: DemoReport,
+    nodes: Sequence[DemoNode],
+    producer: FlightProducer,
+    is_killed: threading.Event | None = None,
 ) -> dict[str, Any]:
-    """Kill the leader, wait for the next one, start the killed node again; return the facts."""
+    """Kill the leader, wait for the next one, start the killed node again; return the facts.
+
+    `is_killed` is set once the leader is down.
+    """
     old, before = _leader(nodes)
     killed = time.monotonic()
-    recorder.fault("kill", old.number)
+    producer.recorder.fault("kill", old.number)
     old.kill()
+    if is_killed is not None:
+        is_killed.set()
     new, after = _leader(nodes)
     led_s = time.monotonic() - killed
     report.print(
@@ -548,7 +559,7 @@ def sending(report: DemoReport, producer: FlightProducer, rows: int) -> Iterator
     report.print(f"    {rows:,} acknowledged in {seconds:.1f} s, {rows / seconds:,.0f} a second")
 
 
-def prove_all(report: DemoReport, nodes: Sequence[DemoNode], rows: int) -> None:
+def prove_all(report: DemoReport, nodes: Sequence[DemoNode], rows: int, kills: int) -> None:
     """Wait until all nodes have the whole log. Then prove that logs and queues are the same on all
     of them, and that the log has each acknowledged message exactly once. Raises ProofError.
     """
@@ -569,6 +580,7 @@ def prove_all(report: DemoReport, nodes: Sequence[DemoNode], rows: int) -> None:
             history_of(report),
             first.store,
             rows,
+            kills,
             lambda done: progress.update(task, completed=done),
         )
     report.facts["history"] = str(history_of(report))

@@ -24,13 +24,17 @@ class ProofError(HastoreError):
 
 
 def prove_history(
-    history: pathlib.Path, store: pathlib.Path, rows: int, on_progress: Callable[[int], None]
+    history: pathlib.Path,
+    store: pathlib.Path,
+    rows: int,
+    kills: int,
+    on_progress: Callable[[int], None],
 ) -> int:
     """Check what the producer has seen, as `hastore check` does, beside the log of a store.
 
     Returns the number of messages. Raises ProofError for a broken promise, such as a message that
     is missing, duplicate, changed, unknown or not at its acknowledged offset; and unless all `rows`
-    were acknowledged, by more than one master, with a kill in between.
+    were acknowledged, by more than one master, and `kills` nodes were killed before the last one.
     """
     from hastore.history.files import Lines, check  # here: it needs numpy
 
@@ -42,6 +46,9 @@ def prove_history(
         raise ProofError(f"{history} proves nothing: {report.vacuous[0]}")
     if report.findings:
         raise ProofError(report.findings[0].named(lines.name))
+    if report.faults["kill"] != kills:
+        met = report.faults["kill"]
+        raise ProofError(f"{history} has {met} of {kills} kills: all was sent before the others")
     found = report.counts["acknowledged_and_found"]
     if not found == report.counts["records"] == rows:
         raise ProofError(f"{found} messages are found, {rows} were sent")
@@ -168,8 +175,7 @@ class FlightProducer(threading.Thread):
         self._rows = rows
         self._addresses = addresses
         self._last_ack = 0.0
-        self._held_row = -1
-        self._go_on = threading.Event()
+        self._held: dict[int, threading.Event] = {}  # by row
         self._moved = threading.Condition()
 
     def run(self) -> None:
@@ -179,8 +185,8 @@ class FlightProducer(threading.Thread):
             with self.recorder, self.recorder.producer(own, acks="all") as producer:
                 self._last_ack = time.monotonic()
                 for flight in self._flights:
-                    if flight.row == self._held_row:
-                        self._go_on.wait()
+                    if (go_on := self._held.get(flight.row)) is not None:
+                        go_on.wait()
                         self._last_ack = time.monotonic()  # nothing was sent meanwhile
                     future = producer.send(self._topic, flight.body, key=flight.key)
                     future.add_done_callback(self._settle(flight.row))
@@ -192,8 +198,7 @@ class FlightProducer(threading.Thread):
 
     def hold_at(self, row: int) -> threading.Event:
         """Send the flights from `row` on only when the returned event is set."""
-        self._held_row = row
-        return self._go_on
+        return self._held.setdefault(row, threading.Event())
 
     def wait_for(self, count: int, on_progress: Callable[[int], None]) -> None:
         """Wait until `count` messages are acknowledged; raises the producer's failure."""

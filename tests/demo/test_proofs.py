@@ -59,10 +59,10 @@ def confirm(messages):
     assert messages.wait_dispatched(end, 60), messages.problems
 
 
-def prove(store, events):
+def prove(store, events, kills=1):
     history = store.parent / "history.jsonl"
     history.write_bytes(b"".join(map(e.encode, events)))
-    return prove_history(history, store, SENT, lambda done: None)
+    return prove_history(history, store, SENT, kills, lambda done: None)
 
 
 def test_the_proof_holds_for_what_was_sent(known):
@@ -112,6 +112,11 @@ def test_a_proof_without_a_kill_or_an_acknowledgement_is_none(known):
     events[-1] = e.Info("p", SENT - 1, events[-1].t, "TIMEOUT")
     with pytest.raises(ProofError, match=f"{SENT - 1} messages are found, {SENT} were sent"):
         prove(store, events)
+
+
+def test_a_kill_after_the_last_message_proves_nothing(known):
+    with pytest.raises(ProofError, match="has 1 of 2 kills: all was sent before the others"):
+        prove(*known, kills=2)
 
 
 def test_logs_that_differ_are_noticed(known, tmp_path):
