@@ -13,6 +13,7 @@ The type says where the cause lies; the text names the failure and the remedy.
     |   |   `-- StoreMovedError    the store's folder is no longer where it was opened
     |   |-- SyncFailedError        a sync of derived files failed; a restart rebuilds them
     |   |-- StoreFullError         no room for the next file; nothing was appended
+    |   |   `-- NoLogFileError     the next log file cannot be made for another reason
     |   `-- CorruptRecordError     the bytes are not a valid record
     |-- NotCachedError             the bytes are not in memory; only within a node
     |-- ProtocolError              the peer broke the protocol; the connection is closed
@@ -143,6 +144,13 @@ class StoreFullError(StoreError):
     def __init__(self, text: str, *, needed_bytes: int = 0) -> None:
         super().__init__(text)
         self.needed_bytes = needed_bytes
+
+
+class NoLogFileError(StoreFullError):
+    """The next log file cannot be made although there is room, such as after an I/O error.
+
+    Nothing was appended. The store tries again by itself, as after a full disk.
+    """
 
 
 class CorruptRecordError(StoreError):

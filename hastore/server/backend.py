@@ -116,10 +116,8 @@ class BaseBackend:
             return f"the store is closed: {self.store.broken_reason}"
         reason = self._role_reason()
         if reason is None and self._full:
-            no_room = self.store.no_room
-            if no_room is not None:
-                return f"the disk is full: {no_room}; make room, and puts go on by themselves"
-            self._full = False
+            reason = self.store.no_room
+            self._full = reason is not None
         return reason
 
     def outdated(self) -> str | None:

@@ -517,8 +517,8 @@ class LogStore:
 
     @property
     def no_room(self) -> str | None:
-        """Why there is no next log file, such as a full disk; None if it can be made."""
-        return self.log.allocator.failure_reason
+        """Why there is no next log file, such as a full disk, with the remedy; None if there is."""
+        return self.log.allocator.refusal
 
     def keep_reserve(self, sizes: Sequence[int]) -> None:
         """Have room for files of these sizes, and for small ones, whatever else fills the disk.

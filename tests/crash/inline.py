@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Iterator
 from unittest.mock import patch
 
-from hastore.errors import StoreFullError
 from hastore.service import Service
 from hastore.store.log.allocate import AllocateService
 from hastore.store.replay import IndexBuildService
@@ -22,15 +21,15 @@ def _wait_ready(self: AllocateService) -> None:
         self._wanted = True
         provide(self)
     if not self._ready:
-        raise StoreFullError(self.failure_reason or "there is no spare")
+        raise self._failure(self.failure_reason or "there is no spare")
 
 
 def provide(allocator: AllocateService) -> None:
     """Make the next log file, if it is wanted, as the allocating thread does."""
     if allocator._lacking:
-        reason = allocator._make()
-        allocator._ready = reason is None
-        allocator.failure_reason = reason
+        failure = allocator._make()
+        allocator._ready = failure is None
+        allocator._note(None if failure is None else str(failure), failure)
 
 
 def _wait_dispatched(self: IndexBuildService, offset: int, timeout_s: float) -> bool:

@@ -50,7 +50,7 @@ _CLIENTS = {"NotAuthenticatedError", "ForbiddenError"}
 _REFUSALS = (
     "server/api/access.py", "server/api/quotas.py", "server/api/puts.py",
     "server/api/connections.py", "server/api/server.py", "store/append/validation.py",
-    "store/append/queue_offsets.py", "security/identities.py",
+    "store/append/queue_offsets.py", "security/identities.py", "store/log/allocate.py",
 )  # fmt: skip
 _REFUSING = re.compile(
     r"^(_refusal(_of)?|refusal|why|_over|no_right|anothers_producer|_reason_to_end|prove|why_not"

@@ -23,7 +23,13 @@ from hastore.dledger.core.dispatcher import split_append
 from hastore.dledger.core.events import OnSettled, Settled
 from hastore.dledger.links.peer_links import PeerLinks
 from hastore.dledger.store.mmap_file_store import EntryStore
-from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError
+from hastore.errors import (
+    HastoreError,
+    NoLogFileError,
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+)
 from hastore.fs.filesystem import NO_ROOM
 from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.protocol.dledger import (
@@ -368,6 +374,7 @@ class DiskRoom:
     def __init__(self, store: EntryStore) -> None:
         self._messages = store.messages
         self._failure: str | None = None
+        self._is_room = True  # it is a lack of room
         self._needed_bytes = ROOM_BYTES
 
     @property
@@ -382,6 +389,7 @@ class DiskRoom:
         )
         if is_new:
             self._failure = str(failure)
+            self._is_room = not isinstance(failure, NoLogFileError)
             self._needed_bytes = max(ROOM_BYTES, getattr(failure, "needed_bytes", 0))
         return is_new
 
@@ -399,4 +407,6 @@ class DiskRoom:
         failure = self._failure  # any thread may ask
         if failure is None or failure in self._messages.problems:
             return None
-        return f"the disk is full: {failure}"
+        if self._is_room:
+            return f"the disk is full: {failure}"
+        return f"the next log file cannot be made: {failure}"

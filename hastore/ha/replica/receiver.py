@@ -6,7 +6,7 @@ A slave's link and a promotion's catch-up use it, each in its own thread.
 import logging
 from collections.abc import Callable
 
-from hastore.errors import ProtocolError, StoreError, StoreFullError
+from hastore.errors import NoLogFileError, ProtocolError, StoreError, StoreFullError
 from hastore.ha.node.member import Member
 from hastore.ha.rules.epochs import History, agreed, due_entries, next_start
 
@@ -111,7 +111,9 @@ class Receiver:
 
     def _say_full(self, error: StoreFullError) -> None:
         """Log once, not at each try, that the disk is full."""
-        if not self._full:
+        if not self._full and isinstance(error, NoLogFileError):
+            log.error("nothing is appended until the next log file can be made: %s", error)
+        elif not self._full:
             log.error("the disk is full, nothing is appended until there is room: %s", error)
         self._full = True
 

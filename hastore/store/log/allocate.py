@@ -16,7 +16,7 @@ import threading
 from collections import deque
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import StoreError, StoreFullError
+from hastore.errors import NoLogFileError, StoreError, StoreFullError
 from hastore.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.service import OnFailure, Service
 
@@ -54,6 +54,7 @@ class AllocateService(Service):
         self._clock = clock
         self._cold: deque[tuple[File, int]] = deque()  # file to read ahead, next position
         self.failure_reason: str | None = None  # why there is no spare
+        self._out_of_room = False  # whether `failure_reason` is a lack of room
 
     def want(self) -> None:
         """Ask for a spare without waiting."""
@@ -62,12 +63,16 @@ class AllocateService(Service):
             self._changed.notify_all()
 
     def wait_ready(self) -> None:
-        """Wait until a spare is ready; StoreFullError if it could not be made."""
+        """Wait until a spare is ready.
+
+        Raises StoreFullError if there is no room for it, NoLogFileError if it cannot be made for
+        another reason.
+        """
         with self._changed:
             if self._ready:
                 return
             if self._retry and self.failure_reason is not None:
-                raise StoreFullError(self.failure_reason)  # the thread will try again
+                raise self._failure(self.failure_reason)  # the thread will try again
             attempts = self._attempts
             self._wanted = True
             self._changed.notify_all()
@@ -78,8 +83,8 @@ class AllocateService(Service):
             if self._ready:
                 return
             if done and self.failure_reason is not None:
-                raise StoreFullError(self.failure_reason)
-        raise StoreFullError(
+                raise self._failure(self.failure_reason)
+        raise NoLogFileError(
             f"{self._path}: the next commit log file was not reserved in {_TAKE_TIMEOUT_S:.0f} s;"
             " look whether the store's disk answers, then try again"
         )
@@ -87,8 +92,8 @@ class AllocateService(Service):
     def take_spare(self, target: str) -> None:
         """Move the spare to `target`; durable after `sync_dir` of both directories.
 
-        Raises StoreFullError if there is no spare or no room, StoreError if the spare cannot be
-        moved for another reason. The next call tries again.
+        Raises StoreFullError if there is no room, NoLogFileError if there is no spare, StoreError
+        if the spare cannot be moved for another reason. The next call tries again.
         """
         self.wait_ready()
         with self._changed:
@@ -100,11 +105,11 @@ class AllocateService(Service):
                 reason = f"{self._path} cannot become the next commit log file: {failure}"
                 if self.failure_reason is None:
                     log.error("%s", reason)
-                self.failure_reason = reason
+                self._note(reason, failure)
                 kind = StoreFullError if failure.errno in NO_ROOM else StoreError
                 raise kind(reason) from failure
             self._ready = self._wanted = False
-            self.failure_reason = None
+            self._note(None)
 
     def discard(self) -> None:
         """Remove the spare, after `stop`: a closed store keeps no empty file. Raises OSError."""
@@ -145,18 +150,42 @@ class AllocateService(Service):
             self._drop_cold()
 
     @property
+    def refusal(self) -> str | None:
+        """Why there is no spare, and what to do; None if there is one, or none was wanted."""
+        with self._changed:
+            if self.failure_reason is None:
+                return None
+            why = self.failure_reason
+            if self._out_of_room:
+                return f"the disk is full: {why}; make room, and puts go on by themselves"
+            return (
+                f"the next log file cannot be made: {why}; look at the store's disk, and puts go on"
+                " by themselves"
+            )
+
+    def _note(self, reason: str | None, failure: Exception | None = None) -> None:
+        self.failure_reason = reason
+        self._out_of_room = (
+            isinstance(failure, StoreFullError) or getattr(failure, "errno", None) in NO_ROOM
+        )
+
+    def _failure(self, reason: str) -> StoreFullError:
+        return (StoreFullError if self._out_of_room else NoLogFileError)(reason)
+
+    @property
     def _lacking(self) -> bool:
         return self._wanted and not self._ready
 
     def _provide(self) -> None:
-        reason = self._make()
+        failure = self._make()
+        reason = None if failure is None else str(failure)
         with self._changed:
             self._attempts += 1
             self._ready = reason is None
             self._retry = reason is not None
             if reason is not None and self.failure_reason is None:
                 log.error("the next commit log file cannot be reserved: %s", reason)
-            self.failure_reason = reason
+            self._note(reason, failure)
             self._changed.notify_all()
         if reason is not None:
             self._drop_cold()  # a removed file takes room until it is closed
@@ -197,8 +226,8 @@ class AllocateService(Service):
         except OSError as failure:
             log.warning("a log file that was read ahead was not closed: %s", failure)
 
-    def _make(self) -> str | None:
-        """Make the spare. If that fails, free the reserved room and return the reason.
+    def _make(self) -> Exception | None:
+        """Make the spare. If that fails, free the reserved room and return the failure.
 
         The first call removes the spare of an earlier process: if a power loss interrupted a
         rename, the spare and the last log file may be the same file under two names.
@@ -216,7 +245,7 @@ class AllocateService(Service):
                     self._cold.append((self._fs.open(self._path, writable=False), 0))
         except (OSError, StoreError) as failure:
             self._give_back()
-            return str(failure)
+            return failure
         return None
 
     def _give_back(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
 from hastore.dledger.driver.carry_out import DiskRoom
-from hastore.errors import Status, StoreFullError, UsageError
+from hastore.errors import NoLogFileError, Status, StoreFullError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.dledger import AppendRequest, MemberSet
 from hastore.record.log_format import build_own
@@ -225,6 +225,16 @@ def test_an_install_without_room_for_what_may_be_the_only_copy_names_what_it_nee
         monkeypatch.setattr(type(REAL), "free_bytes", lambda self, path: size + (1 << 16))
         assert room.recovered() and room.problem is None
         assert store.install(1000, 4 * FILE_SIZE, 1) is not None
+
+
+def test_the_reason_of_a_missing_log_file_is_not_always_a_full_disk(tmp_path):
+    with opened(tmp_path) as store:
+        room = DiskRoom(store)
+        assert room.note(NoLogFileError("the disk does not answer")) and room.full
+        assert room.problem == "the next log file cannot be made: the disk does not answer"
+        assert room.recovered() and room.problem is None
+        assert room.note(StoreFullError("no room"))
+        assert room.problem == "the disk is full: no room"
 
 
 def test_an_install_that_an_earlier_version_began_keeps_the_whole_log(tmp_path):

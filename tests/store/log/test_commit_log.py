@@ -7,22 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from hastore.errors import StoreBrokenError, StoreFullError, UsageError
-from hastore.fs.filesystem import REAL, File, RealFile, RealFileSystem
+from hastore.errors import NoLogFileError, StoreBrokenError, StoreFullError, UsageError
+from hastore.fs.filesystem import REAL, File, FileSystem, RealFile, RealFileSystem
 from hastore.service import raise_failure
 from hastore.store.log import allocate, mapped_file_queue
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.mapped_file_queue import MappedFile, MappedFileQueue
+from tests.store.faulty import BAD_DISK, NO_SPACE, FaultyFileSystem, fresh
 from tests.store.kit import log_file, message, opened, put
 
 SIZE = 4096
 
 
-def commit_log(root: Path) -> CommitLog:
+def commit_log(root: Path, fs: FileSystem = REAL) -> CommitLog:
     for name in ("commitlog", "hastore"):
         REAL.make_dirs(f"{root}/{name}")
-    log = CommitLog(REAL, str(root), SIZE, StoreHealth(), on_failure=raise_failure)
+    log = CommitLog(fs, str(root), SIZE, StoreHealth(), on_failure=raise_failure)
     log.allocator.start()
     return log
 
@@ -80,6 +81,39 @@ def test_the_next_file_is_ready_before_it_is_needed(tmp_path: Path) -> None:
     log.allocator.stop()
     log.allocator.discard()
     assert not spare.exists()
+
+
+@pytest.mark.parametrize(
+    "error, kind, what, remedy",
+    [
+        (NO_SPACE, StoreFullError, "the disk is full", "make room"),
+        (BAD_DISK, NoLogFileError, "the next log file cannot be made", "look at the store's disk"),
+    ],
+)
+def test_why_there_is_no_next_file(
+    tmp_path: Path, error: OSError, kind: type[StoreFullError], what: str, remedy: str
+) -> None:
+    fs = FaultyFileSystem()
+    log = commit_log(tmp_path, fs)
+    spare = f"{tmp_path}/hastore/spare"
+
+    def fail(call: str, path: str) -> None:
+        if call == "open" and path == spare:
+            raise fresh(error, path)
+
+    fs.hook = fail
+    for _ in range(2):  # by the thread's failure, and from the last one
+        with pytest.raises(StoreFullError) as failed:
+            log.allocator.wait_ready()
+        assert type(failed.value) is kind
+    assert log.allocator.refusal == (
+        f"{what}: [Errno {error.errno}] {error.strerror}: '{spare}'; {remedy}, and puts go on by "
+        "themselves"
+    )
+    fs.heal()
+    wait_for(lambda: log.allocator.refusal is None)
+    log.allocator.wait_ready()
+    log.allocator.stop()
 
 
 def test_room_counts_the_blank(tmp_path: Path) -> None:
