@@ -70,7 +70,11 @@ def fill(node: SharedNode, count: int, topic: str = "t") -> None:
 
 
 def settle(*members: SharedConsumer, sizes: list[int], topic: str = "t") -> None:
-    """Poll all members, taking nothing, until they have so many queues each, all once."""
+    """Poll all members, taking nothing, until they have so many queues each, all once.
+
+    Until then a member may not know of another one, whose queues it cannot get.
+    """
+    ids = {one.member for one in members}
 
     def right() -> bool:
         for one in members:
@@ -80,7 +84,8 @@ def settle(*members: SharedConsumer, sizes: list[int], topic: str = "t") -> None
             del fetcher.take_messages
         held = [queue for one in members for queue in one.assignment if queue.topic == topic]
         each = [sum(queue.topic == topic for queue in one.assignment) for one in members]
-        return sorted(each) == sorted(sizes) and len(set(held)) == len(held)
+        known = all(ids <= set(one.members) for one in members)
+        return known and sorted(each) == sorted(sizes) and len(set(held)) == len(held)
 
     wait_until(right, LIMIT_S, lambda: str([one.assignment for one in members]))
 
