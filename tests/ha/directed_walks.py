@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 from hastore.errors import HastoreError, PromotionRefused
 from tests.ha.simulation import Crash, SimNode, Violation, World, installed
-from tests.ha.test_flips import Flips
+from tests.ha.test_flips import Flips, follow_until
 
 
 @contextlib.contextmanager
@@ -96,3 +98,144 @@ def a_node_restarts_twice_after_a_power_loss() -> None:
         two.start()
         master.die()
         must_keep(group, 3, confirmed)
+
+
+def a_rival(group: Flips, *, own: int, rivals: int) -> int:
+    """Let node 1 have `own` records that nobody else has, then node 3 `rivals` in a later epoch.
+
+    Both continue the same log, of which all nodes have everything; return its end. Node 3 is cut
+    off.
+    """
+    master = group.flip(1, 1)
+    common = master.store.max_offset
+    for _ in range(own):
+        group.put(master)
+    group.world.cut_off = {1}
+    rival = group.promote(3)
+    for _ in range(rivals):
+        group.put(rival)
+    group.world.cut_off = {3}
+    return common
+
+
+def a_slave_has_all_bytes_but_not_the_entry() -> None:
+    """A HELLO confirms nothing: its sender may not have taken over its master's epoch yet.
+
+    Node 2 has all bytes of node 1, which leads again, and dies before it has written the entry of
+    that epoch. So node 3, with a tail of an epoch in between, wins against it.
+    """
+    with a_group() as group:
+        a_rival(group, own=5, rivals=1)
+        master = group.promote(1)
+        start, two = master.state.history[-1].start, group.node(2)
+
+        def before_the_entry() -> None:
+            if two.store.max_offset == start:
+                raise Crash(two.number)
+
+        two.store._effect = before_the_entry
+        with contextlib.suppress(Crash):
+            follow_until(group, master, 2, start)
+        two.die()
+        two.store._effect = two._effect
+        two.start()
+        assert two.store.max_offset == start and two.state.last_epoch < master.state.last_epoch
+
+        def dies(_opened: object) -> bool:
+            raise Crash(two.number)
+
+        two.client._act_on = dies
+        with contextlib.suppress(Crash):
+            two.client._follow_once()
+        confirmed = confirmed_bytes(master)
+        two.die()
+        two.start()
+        master.die()
+        group.world.cut_off.clear()
+        must_keep(group, 3, confirmed)
+
+
+def a_source_follows_another_master_while_it_is_copied() -> None:
+    """A catch-up takes no byte of a source that has another log than it promised with.
+
+    Node 2 becomes master with the log of node 1. In the middle of the copy node 3 is promoted, and
+    node 1 follows it and gets other bytes at the same offsets.
+    """
+    with a_group() as group:
+        world = group.world
+        common = a_rival(group, own=5, rivals=20)
+        one, two = group.node(1), group.node(2)
+        tail = bytes(one.store.data)
+        moved: list[SimNode] = []
+
+        def meanwhile(_busy: SimNode) -> None:
+            if moved or two.store.max_offset <= common:
+                return
+            moved.append(one)
+            world.cut_off = {2}
+            rival = group.promote(3)
+            while one.store.max_offset <= len(tail):
+                follow(group, rival, 1)
+
+        world.nested = meanwhile
+        with contextlib.suppress(PromotionRefused):
+            group.promote(2)
+        assert moved and bytes(one.store.data[: len(tail)]) != tail
+        if two.open and bytes(two.store.data[: len(tail)]) != tail:
+            raise Violation("node 2 leads with a mixture of two logs")
+
+
+def a_candidate_asks_late() -> None:
+    """A master of a higher epoch does not leave office for a lower one.
+
+    Node 3 has chosen its epoch and asks for promises only after node 1 was promoted twice.
+    """
+    with a_group() as group:
+        world = group.world
+        group.flip(2, 1)
+        three = group.node(3)
+        asks = three.ask_for_promises
+
+        def later() -> None:
+            world.cut_off = {3}
+            group.promote(1)
+            group.promote(1)
+            world.cut_off.clear()
+            asks()
+
+        three.ask_for_promises = later
+        with contextlib.suppress(PromotionRefused):
+            group.promote(3)
+        master = group.node(1)
+        if not master.open or three.open:
+            raise Violation(f"epoch {master.state.last_epoch} has ended for a lower one")
+
+
+def a_node_dies_in_the_middle_of_a_cut() -> None:
+    """A cut that a crash interrupts is finished at the next start, before any HELLO.
+
+    Node 1 has noted, for its operator, that its tail is cut, and dies when half of it is gone.
+    """
+    with a_group() as group:
+        world = group.world
+        common = a_rival(group, own=5, rivals=1)
+        world.cut_off.clear()
+        one = group.node(1)
+        end = one.store.max_offset
+        one.leave_office()
+
+        def in_the_middle() -> None:
+            if one.store.max_offset < end:
+                raise Crash(one.number)
+
+        store: Any = one.store
+        store._effect = in_the_middle
+        store._rng = SimpleNamespace(randint=lambda low, high: (low + high) // 2)
+        with contextlib.suppress(Crash):
+            one.client._follow_once()
+        assert common < one.store.max_offset < end
+        one.die()
+        store._effect, store._rng = one._effect, world.rng
+        one.start()
+        if one.store.max_offset != common:
+            raise Violation("a part of a tail that was cut is back")

@@ -318,7 +318,7 @@ def source_moved() -> list[Patch]:
     def copy(connection: Any, hello: Any) -> None:
         store, offset = connection.member.store, hello.copy_from
         while offset < hello.copy_to:
-            with store.view(offset, 2) as view:
+            with store.view(offset, min(2, hello.copy_to - offset)) as view:
                 piece = bytes(view)
             if not piece:
                 return

@@ -14,8 +14,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.ha.directed_walks import (
+    a_candidate_asks_late,
     a_master_counts_what_it_has_not_synced,
+    a_node_dies_in_the_middle_of_a_cut,
     a_node_restarts_twice_after_a_power_loss,
+    a_slave_has_all_bytes_but_not_the_entry,
+    a_source_follows_another_master_while_it_is_copied,
 )
 from tests.ha.planted import BUGS, planted
 from tests.ha.sim_queues import walk_with_queues
@@ -48,7 +52,8 @@ QUICK = (
     "stale_progress", "dropped_at_once", "hidden_for_ever", "written_left_out", "floor_shared",
     "unclean_counted", "acks_at_once", "ends_unstated", "ends_unconfirmed", "ends_in_part",
     "fence_blocked", "waits_blocked", "waits_superseded", "own_for_many", "own_below_start",
-    "own_unwritten", "below_start", "own_unflushed", "unclean_forgotten",
+    "own_unwritten", "below_start", "own_unflushed", "unclean_forgotten", "hello_counts",
+    "source_moved", "lower_promised", "cut_without_intent",
 )  # fmt: skip
 # Where the hunt for a mistake begins that the first walks do not meet.
 STARTS = {"unclean_counted": 180, "acks_at_once": 660}
@@ -59,6 +64,10 @@ DIRECTED = {
     "below_start": a_slave_has_a_part_of_an_older_tail,
     "own_unflushed": a_master_counts_what_it_has_not_synced,
     "unclean_forgotten": a_node_restarts_twice_after_a_power_loss,
+    "cut_without_intent": a_node_dies_in_the_middle_of_a_cut,
+    "hello_counts": a_slave_has_all_bytes_but_not_the_entry,
+    "source_moved": a_source_follows_another_master_while_it_is_copied,
+    "lower_promised": a_candidate_asks_late,
     "own_below_start": a_slave_has_a_part_of_an_older_tail,
     "own_unwritten": a_master_loses_what_it_had_not_synced,
     "ends_unconfirmed": functools.partial(a_statement_is_cut_by_a_failover, 0),
