@@ -27,8 +27,8 @@ from hastore.cli.read import parse_moment
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Offsets, Positions
-from hastore.client.messages import NodeInfo
-from hastore.errors import UsageError
+from hastore.client.messages import GroupMembers, NodeInfo
+from hastore.errors import UnreachableError, UsageError
 
 EARLIEST, LATEST = "earliest", "latest"
 MEMBERS_S = 5.0  # for each node's answer who is online
@@ -116,11 +116,18 @@ def list_command(bootstrap: str | None, as_json: bool) -> int:
 @with_bootstrap
 @with_json
 def describe_command(group: str, topic: str | None, bootstrap: str | None, as_json: bool) -> int:
-    """Show GROUP's position in each queue, the queue's end, and how many messages lie between."""
-    found = read_places(bootstrap_addresses(bootstrap))
+    """Show GROUP's position in each queue, the queue's end, and how many messages lie between.
+
+    The member is who has the queue's lock: a consumer of hastore's that shares the group's queues,
+    or one of RocketMQ's that reads in order. See `hastore groups members` for all members.
+    """
+    addresses = bootstrap_addresses(bootstrap)
+    found = read_places(addresses)
     places = [one for one in _places_of(found, group) if topic in (None, one.topic)]
+    owners = _owners(addresses, group) if places else {}
     rows = []
     for one in places:
+        owner = owners.get(one.topic, {}).get(one.queue)
         if as_json:
             print_json(
                 {
@@ -130,17 +137,98 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
                     "position": one.position,
                     "end": one.end,
                     "lag": one.lag,
+                    "member": owner,
                 }
             )
-        rows.append(
-            [one.topic, str(one.queue), f"{one.position:,}", f"{one.end:,}", f"{one.lag:,}"]
-        )
+        numbers = f"{one.position:,}", f"{one.end:,}", f"{one.lag:,}"
+        rows.append([one.topic, str(one.queue), *numbers, owner or "-"])
     if not as_json and rows:
-        numbers = ("queue", "position", "end", "lag")
-        _print_table(["topic", *numbers], rows, numbers)
+        right = ("queue", "position", "end", "lag")
+        _print_table(["topic", *right, "member"], rows, right)
     if not rows:
         print_note(f"group {group} has no position" + (f" in topic {topic}" if topic else ""))
     return DONE
+
+
+def _owners(addresses: list[str], group: str) -> dict[str, dict[int, str]]:
+    """Return who has the locks of a group's queues; none if nobody says it."""
+    try:
+        with Admin(addresses, timeout_s=MEMBERS_S) as admin:
+            return admin.group_members(group).owners or {}
+    except UnreachableError as failure:
+        print_note(f"who reads which queue is not known: {failure}")
+        return {}
+
+
+@groups_group.command("members", short_help="Show who is online in a group.")
+@click.argument("group", shell_complete=complete_groups)
+@with_bootstrap
+@with_json
+def members_command(group: str, bootstrap: str | None, as_json: bool) -> int:
+    """Show the members of GROUP that are online, and the queues that each of them reads.
+
+    Members are hastore's consumers that share the group's queues (`share=True`), and RocketMQ's. Of
+    RocketMQ's members only those that read in order lock their queues; of the others no node knows
+    who reads which. A consumer that reads all queues by itself is no member.
+    """
+    with Admin(bootstrap_addresses(bootstrap), timeout_s=MEMBERS_S) as admin:
+        found = admin.group_members(group)
+    rows = []
+    for one in found.members:
+        queues = _queues_of(found, one.member)
+        if as_json:
+            print_json(
+                {
+                    "group": group,
+                    "member": one.member,
+                    "address": one.address,
+                    "client": one.client,
+                    "queues": queues,
+                }
+            )
+        rows.append([one.member, one.address, one.client, _ranges_text(queues)])
+    if not as_json and rows:
+        _print_table(["member", "address", "client", "queues"], rows, ())
+    gone = _holders(found) - {one.member for one in found.members}
+    if gone:
+        print_note(
+            f"not online, but its locks hold queues for up to a minute: {', '.join(sorted(gone))}"
+        )
+    if found.cut:
+        print_note("there are too many members or queues: only a part is shown")
+    if not rows:
+        print_note(f"no member of group {group} is online")
+    return DONE
+
+
+def _queues_of(found: GroupMembers, member: str) -> dict[str, list[int]] | None:
+    """Return a member's queues by topic; None if no node knows the owners of queues."""
+    if found.owners is None:
+        return None
+    mine = {
+        topic: sorted(queue for queue, owner in owners.items() if owner == member)
+        for topic, owners in sorted(found.owners.items())
+    }
+    return {topic: queues for topic, queues in mine.items() if queues}
+
+
+def _holders(found: GroupMembers) -> set[str]:
+    return {owner for owners in (found.owners or {}).values() for owner in owners.values()}
+
+
+def _ranges_text(queues: dict[str, list[int]] | None) -> str:
+    """Return queues as a text, such as "orders 0-3, 7; refunds 0"."""
+    parts = []
+    for topic, ids in (queues or {}).items():
+        runs: list[list[int]] = []
+        for one in ids:
+            if runs and runs[-1][1] == one - 1:
+                runs[-1][1] = one
+            else:
+                runs.append([one, one])
+        texts = (str(a) if a == b else f"{a}-{b}" for a, b in runs)
+        parts.append(f"{topic} {', '.join(texts)}")
+    return "; ".join(parts) or "-"
 
 
 @groups_group.command("lag", short_help="Show how many messages groups lag, by topic.")

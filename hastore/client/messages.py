@@ -405,6 +405,27 @@ class SilentNode(msgspec.Struct, frozen=True):
     group: str | None = None
 
 
+class GroupMember(msgspec.Struct, frozen=True):
+    """A member of a consumer group that is online."""
+
+    member: str  # its id
+    address: str  # as a node sees it
+    client: str  # "hastore", or the language of one of RocketMQ's clients, such as "JAVA"
+
+
+class GroupMembers(msgspec.Struct, frozen=True):
+    """The members of a consumer group, and who reads which queue.
+
+    `owners` has the member of each queue whose lock is held, by topic and queue; None if no node
+    says it. A consumer of RocketMQ's that does not read in order has no locks. `cut`: a node has
+    listed only a part, since there are too many.
+    """
+
+    members: list[GroupMember]
+    owners: dict[str, dict[int, str]] | None
+    cut: bool = False
+
+
 class FoundMessages(list[Message]):
     """The messages that a search by key has found, the latest first.
 

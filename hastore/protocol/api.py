@@ -49,6 +49,8 @@ FENCED = "FENCED"  # status of Failed: a member commits what another one, or nob
 MEMBER_EXISTS = "MEMBER_EXISTS"  # status of Failed: another connection has this member's id
 MAX_SUBSCRIPTIONS = 1_000  # of a Join
 MAX_LOCK_QUEUES = 1_000  # of a Lock or an Unlock
+MAX_MEMBERS_LISTED = 10_000  # in one answer
+MAX_OWNERS_LISTED = 10_000  # queues, in one answer
 MAX_MEMBERS = 1_000  # of a MembersChange
 FILE_CHANGED = "FILE_CHANGED"  # status of Failed: an administrator has seen another file
 PRODUCER_ID = "HS_PID"
@@ -335,6 +337,13 @@ class Unlock(_Message, frozen=True, tag="unlock"):
     queues: QueuesByTopic
 
 
+class AskMembers(_Message, frozen=True, tag="members"):
+    """Ask who is in a group, and at the master, who has the lock of which queue."""
+
+    rid: Int64
+    group: Group
+
+
 class EndTransaction(_Message, frozen=True, tag="end"):
     """Commit a half message, or roll it back: append what ends its transaction.
 
@@ -449,7 +458,7 @@ RangeQuestion = AskDigest | AskBytes
 Query = FindKey | FindOffset | FindTime
 Reading = AskMap | AskStatus | AskTopics | AskConfigs | AskProducer
 TopicChange = SetTopic | DropTopic
-Sharing = Join | Leave | Lock | Unlock
+Sharing = Join | Leave | Lock | Unlock | AskMembers
 Transactional = EndTransaction | AskChecks
 Question = (
     Pull | Query | Reading | Commit | Fetch | RangeQuestion | TopicChange | Sharing | Transactional
@@ -635,6 +644,28 @@ class Locked(_Message, frozen=True, tag="lock."):
     places: dict[str, dict[int, Place]] = {}
 
 
+class MemberInfo(_Message, frozen=True):
+    """A member of a group: `client` is "hastore", or the language of one of RocketMQ's clients."""
+
+    id: str
+    address: str
+    client: str
+
+
+class MembersListed(_Message, frozen=True, tag="members."):
+    """The answer to AskMembers: the members as the node knows them, at most MAX_MEMBERS_LISTED.
+
+    `owners`: who has the locks of queues, by topic and queue, at most MAX_OWNERS_LISTED. None if
+    the node is not the master, or does not know the locks of its epoch yet. A consumer of
+    RocketMQ's that does not read in order has no locks. `cut`: there are more of either.
+    """
+
+    rid: int
+    members: list[MemberInfo]
+    owners: dict[str, dict[int, str]] | None = None
+    cut: bool = False
+
+
 class Notice(_Message, frozen=True, tag="group!"):
     """Not an answer: news of the group that a connection has joined by the request `rid`.
 
@@ -750,7 +781,7 @@ class Failed(_Message, frozen=True, tag="failed"):
 RangeReply = RangeDigest | RangeBytes
 Reply = (
     PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Configs | Positions
-    | ProducerKnown | Joined | Left | Locked | Notice | Checks | Administered
+    | ProducerKnown | Joined | Left | Locked | MembersListed | Notice | Checks | Administered
     | RangeReply | Challenge | Welcome | Failed
 )  # fmt: skip
 

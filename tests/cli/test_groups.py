@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from hastore.cli.groups import Place
+from hastore import Admin, GroupMember
+from hastore.cli.groups import Place, _ranges_text
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Positions
 from hastore.client.producer.producer import Producer
@@ -64,8 +65,43 @@ def test_list_describe_and_lag_agree(node, groups):
         (1, 10, 10, 0),
     ]
     lines = groups("describe", "billing").stdout.splitlines()
-    assert lines[0].split() == ["topic", "queue", "position", "end", "lag"]
-    assert lines[1].split() == ["T", "0", "3", "10", "7"]
+    assert lines[0].split() == ["topic", "queue", "position", "end", "lag", "member"]
+    assert lines[1].split() == ["T", "0", "3", "10", "7", "-"]
+
+
+def test_members_are_shown_with_their_queues(node, groups):
+    commit(node, "shared", "T", {0: 0, 1: 0})
+    none = groups("members", "shared")
+    assert (none.returncode, none.stdout) == (0, "")
+    assert "no member of group shared is online" in none.stderr
+    with Consumer(["T", "U"], [node.api], group="shared", share=True) as consumer:
+        while len(consumer.assignment) < 8:
+            consumer.poll(timeout_s=1)
+        [member] = objects(groups("members", "shared", "--json"))
+        address = member.pop("address")
+        assert address.startswith("127.0.0.1:")
+        assert member == {
+            "group": "shared",
+            "member": consumer.member,
+            "client": "hastore",
+            "queues": {"T": [0, 1, 2, 3], "U": [0, 1, 2, 3]},
+        }
+        lines = groups("members", "shared").stdout.splitlines()
+        assert lines[0].split() == ["member", "address", "client", "queues"]
+        assert lines[1].split(maxsplit=3) == [
+            consumer.member, address, "hastore", "T 0-3; U 0-3"
+        ]  # fmt: skip
+        described = objects(groups("describe", "shared", "--topic", "T", "--json"))
+        assert [one["member"] for one in described] == [consumer.member] * 2
+        with Admin([node.api]) as admin:
+            found = admin.group_members("shared")
+        assert found.members == [GroupMember(consumer.member, address, "hastore")]
+        assert found.owners["U"] == dict.fromkeys(range(4), consumer.member)
+
+
+def test_queues_are_shown_as_ranges():
+    assert _ranges_text({"orders": [0, 1, 2, 3, 7], "refunds": [0]}) == "orders 0-3, 7; refunds 0"
+    assert _ranges_text({}) == _ranges_text(None) == "-"
 
 
 def test_lag_can_be_a_check(node, groups):

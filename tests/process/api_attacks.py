@@ -183,6 +183,7 @@ def any_request(chance: random.Random) -> api.Request:
         lambda: api.Join(rid, name[:255], name[:255], offset, [
             api.Subscription(name, chance.choice(["*", "a || b", ""]), chance.choice(["TAG", name]))
         ] * chance.choice([0, 1, 2])),
+        lambda: api.AskMembers(rid, name[:255]),
         lambda: api.EndTransaction(
             rid, chance.random() < 0.5, offset, number, name[:255], name[:255],
             chance.choice([None, 0, 1, -1]), chance.random() < 0.5, 1,

@@ -25,6 +25,8 @@ from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.client.lifecycle import describe
 from hastore.client.messages import (
     FoundMessages,
+    GroupMember,
+    GroupMembers,
     Message,
     NodeInfo,
     SendResult,
@@ -114,6 +116,35 @@ class AdminCalls(Client):
         """Return each node's view of the group, by the node's address."""
         yield from self._requester.survey(self._timeout_s)
         return dict(self._requester.cluster.maps)
+
+    @ClientCall
+    def group_members(self, group: str) -> Steps[GroupMembers]:
+        """Return who is online in a consumer group, and who reads which queue.
+
+        The members are those that any node knows; the owners of queues are the master's. A node of
+        an earlier version does not answer. Raises UnreachableError if no node answers, and
+        ForbiddenError without a right for the group.
+        """
+        group = text("group", group)
+        requester = self._requester
+        deadline = requester.deadline(self._timeout_s)
+        yield from requester.survey(self._timeout_s)
+        found = yield from requester.ask_all(
+            lambda rid: api.AskMembers(rid, group), requester.left_s(deadline)
+        )
+        said = [one for one in found.values() if isinstance(one, api.MembersListed)]
+        if not said:
+            for one in found.values():  # each has refused
+                expect(api.MembersListed, one)
+            raise UnreachableError("no node says who is in the group: is their version older?")
+        members = {
+            one.id: GroupMember(one.id, one.address, one.client)
+            for each in said
+            for one in each.members
+        }
+        owners = next((one.owners for one in said if one.owners is not None), None)
+        listed = [members[name] for name in sorted(members)]
+        return GroupMembers(listed, owners, any(one.cut for one in said))
 
     @ClientCall
     def topics(self) -> Steps[dict[str, QueueRanges]]:

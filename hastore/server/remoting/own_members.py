@@ -4,6 +4,7 @@
     Lock      LOCK_BATCH_MQ (41), with where the group is in each queue
     Unlock    UNLOCK_BATCH_MQ (42); all members are told, since one of them waits for it
     Commit    of a member: refused as FENCED unless it has the lock of each queue
+    AskMembers  of an operator: who is there, and who has which lock
 
 So a group may have RocketMQ's consumers, too. A lock is asked for by the member that the list gives
 the queue to; the lock alone decides whose queue it is. A member that does not say Join for
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -30,6 +32,7 @@ from hastore.server.remoting.queue_locks import LOCK_MS
 from hastore.server.remoting.routes import READ, RETRY, TopicView
 
 SESSION_MS = 60_000.0  # without a Join
+OWN = "hastore"  # what AskMembers says of hastore's own members
 _LANGUAGE = "PYTHON"
 _STATUS = {
     Answer.SYSTEM_BUSY: "BUSY",
@@ -116,6 +119,8 @@ class OwnMembers:
                 self._join(connection, request, now_ms)
             elif isinstance(request, api.Leave):
                 self._leave(connection, request)
+            elif isinstance(request, api.AskMembers):
+                self._list_members(connection, request, now_ms)
             elif isinstance(request, api.Commit):
                 self._commit(connection, request, now_ms, commit)
             else:
@@ -215,6 +220,26 @@ class OwnMembers:
             self._groups.members.leave(connection, request.member, None, request.group)
             self._groups.tell_changes()
         self._parts.replies.send(connection, api.Left(request.rid))
+
+    def _list_members(self, connection: Connection, request: api.AskMembers, now_ms: float) -> None:
+        most = api.MAX_MEMBERS_LISTED
+        members = [
+            api.MemberInfo(
+                one.client_id, one.address, OWN if one.key in self._own else one.language
+            )
+            for one in islice(self._groups.members.consumers(request.group), most + 1)
+        ]
+        owners: dict[str, dict[int, str]] | None = None
+        cut = len(members) > most
+        if self._parts.backend.writable_reason() is None and self._knows_locks:
+            found = self._locks.locks.owners(request.group, now_ms)
+            cut |= len(found) > api.MAX_OWNERS_LISTED
+            owners = {}
+            for (topic, queue), holder in islice(found.items(), api.MAX_OWNERS_LISTED):
+                owners.setdefault(topic, {})[queue] = holder
+        self._parts.replies.send(
+            connection, api.MembersListed(request.rid, members[:most], owners, cut)
+        )
 
     def _ended(self, connection: Connection) -> None:
         self._own.pop(connection, None)

@@ -203,6 +203,11 @@ class QueueLocks:
         lock = self._locks.get(group, {}).get(queue)
         return lock.holder if lock is not None and lock.until_ms > now_ms else None
 
+    def owners(self, group: str, now_ms: float) -> dict[Queue, str]:
+        """Return who has the locks of a group's queues."""
+        of_group = self._locks.get(group, {})
+        return {queue: one.holder for queue, one in of_group.items() if one.until_ms > now_ms}
+
     def has_any(self, group: str, now_ms: float) -> bool:
         """Whether a consumer of the group has a lock: the group consumes in order."""
         return any(lock.until_ms > now_ms for lock in self._locks.get(group, {}).values())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hastore import Consumer, Producer
+from hastore import Admin, Consumer, Producer
 from hastore.errors import ClientError, ForbiddenError, ProtocolError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
@@ -268,6 +268,38 @@ def test_a_lock_has_one_holder_of_both_kinds(node: Node) -> None:
     assert two.lock(1).queues == {"T": [1]}
 
 
+def test_an_operator_is_told_who_is_there_and_who_has_which_lock(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(group: str = "G") -> Any:
+        return operator.ask(lambda rid: api.AskMembers(rid, group))
+
+    operator, one = node.own("operator"), node.own("one")
+    assert asked() == api.MembersListed(1, [], None), "the locks of this epoch are not known yet"
+    other = node.java("java")
+    one.join()
+    one.lock(0, 2)
+    opaque = other.send(Code.LOCK_BATCH_MQ, {}, body("java", 1))
+    node.desk.run()
+    assert granted(other, opaque) == [1]
+    listed = asked()
+    assert [(found.id, found.client) for found in listed.members] == [
+        ("java", "JAVA"), ("one", "hastore"),
+    ]  # fmt: skip
+    assert listed.members[1].address == "127.0.0.1:7"
+    assert listed.owners == {"T": {0: "one", 1: "java", 2: "one"}} and not listed.cut
+    assert asked("H") == api.MembersListed(3, [], {}), "asking makes nobody a member"
+    monkeypatch.setattr(api, "MAX_OWNERS_LISTED", 1)
+    assert (asked().owners, asked().cut) == ({"T": {0: "one"}}, True)
+    monkeypatch.undo()
+    monkeypatch.setattr(api, "MAX_MEMBERS_LISTED", 1)
+    assert ([found.id for found in asked().members], asked().cut) == (["java"], True)
+    node.desk.run(LOCK_MS)
+    assert asked().owners == {}
+    node.backend.writable = False
+    assert asked().owners is None, "another node may be the master now"
+
+
 def test_a_lock_says_where_the_group_is(node: Node) -> None:
     for _ in range(3):
         node.backend.store.put_encoded([record("T", queue=1)])
@@ -360,6 +392,7 @@ def test_rights_of_members(secured: Secured) -> None:
     secured.identity("writer", produce='["*"]')
     anybody = secured.identity("anybody", consume='["a", "b*", "c"]', produce='["*"]')
     strict = secured.identity("strict", consume='["a"]', groups='["mine"]')
+    boss = secured.identity("boss", admin="true")
     with secured.server(make_door=lambda parts: fill(parts, shared)) as server:
         with Producer([server.endpoint], security=anybody) as producer:
             for topic in ("a", "b1", "d", "%RETRY%mine", "%RETRY%other"):
@@ -381,6 +414,12 @@ def test_rights_of_members(secured: Secured) -> None:
             read(strict, "a", "other", 1)
         with pytest.raises(ForbiddenError, match="no right to consume b1$"):
             read(strict, ["a", "b1"], "mine", 3)
+        with Admin([server.endpoint], security=strict) as admin:
+            assert admin.group_members("mine").members == []
+            with pytest.raises(ForbiddenError, match="identity strict .* be in the group 'other'"):
+                admin.group_members("other")
+        with Admin([server.endpoint], security=boss) as admin:
+            assert admin.group_members("other").members == [], "an admin may see any group"
 
 
 def test_a_node_without_a_door_shares_nothing(secured: Secured) -> None:
