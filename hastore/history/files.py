@@ -10,7 +10,7 @@ from hastore.errors import CorruptRecordError, UsageError
 from hastore.history.rules import events as e
 from hastore.history.rules.checker import Checker
 from hastore.history.rules.findings import Report
-from hastore.record.codec import decode_record
+from hastore.record.codec import Record, decode_record
 from hastore.record.compression import decompress
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.record.properties import find_property, inner_count, producer_of
@@ -89,26 +89,27 @@ def records_of(store: Path, topics: Collection[str]) -> Iterator[e.Log | e.Recor
         yield e.Log(begin, end)
         for offset, raw in reader.raw_records(begin, end):
             record = decode_record(raw)
-            if record.topic not in topics:
-                continue
-            key = find_property(record.properties, b"KEYS")
-            where = f"the record at {offset}"
-            try:
-                body = decompress(record.body, record.sys_flag, where)
-            except (CorruptRecordError, UsageError):  # as the recorder of a reader does
-                body = record.body
-            producer = producer_of(record.properties)
-            yield e.Record(
-                offset,
-                len(raw),
-                record.topic,
-                record.queue_id,
-                record.queue_offset,
-                e.digest_of(
-                    record.topic, None if key is None else key.decode("utf-8", "replace"), body
-                ),
-                None if producer is None else producer[0].decode("utf-8", "replace"),
-                None if producer is None else producer[1],
-                f"{record.store_host}",
-                inner_count(record.properties) if record.sys_flag & FLAG_INNER_BATCH else 1,
-            )
+            if record.topic in topics:
+                yield record_event(offset, len(raw), record)
+
+
+def record_event(offset: int, size: int, record: Record) -> e.Record:
+    """Return a record of the log, of `size` bytes at `offset`, as an event."""
+    key = find_property(record.properties, b"KEYS")
+    try:
+        body = decompress(record.body, record.sys_flag, f"the record at {offset}")
+    except (CorruptRecordError, UsageError):  # as the recorder of a reader does
+        body = record.body
+    producer = producer_of(record.properties)
+    return e.Record(
+        offset,
+        size,
+        record.topic,
+        record.queue_id,
+        record.queue_offset,
+        e.digest_of(record.topic, None if key is None else key.decode("utf-8", "replace"), body),
+        None if producer is None else producer[0].decode("utf-8", "replace"),
+        None if producer is None else producer[1],
+        f"{record.store_host}",
+        inner_count(record.properties) if record.sys_flag & FLAG_INNER_BATCH else 1,
+    )

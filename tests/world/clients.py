@@ -18,8 +18,10 @@ from hastore.errors import (
     NotStoredError,
     PositionLostError,
 )
+from hastore.history.recorder import Row
 from hastore.record.codec import decode_record
 from tests.world.history import TOPIC, History, Sent
+from tests.world.judged import Notes
 from tests.world.network import Network
 from tests.world.scheduler import Host, Scheduler
 
@@ -31,12 +33,13 @@ class ClientHost(Host, ABC):
 
     def __init__(
         self, world: Scheduler, network: Network, name: str, address: str, history: History,
-        boot: Sequence[str], seed: int,
+        notes: Notes, boot: Sequence[str], seed: int,
     ) -> None:  # fmt: skip
         super().__init__(world, name, address)
         network.join(self)
         self.network = network
         self.history = history
+        self.notes = notes
         self.boot = list(boot)
         self.chance = random.Random(f"{name} {seed}")
         self.stopping = False
@@ -47,6 +50,11 @@ class ClientHost(Host, ABC):
         self.run_number += 1
         self.finished = False
         self.world.spawn(self, "client", self._guarded)
+
+    @property
+    def run_name(self) -> str:
+        """The name of this run of the client."""
+        return f"{self.name}.{self.run_number}"
 
     def kill(self) -> None:
         self.world.end_process(self)
@@ -71,7 +79,9 @@ class ProducerHost(ClientHost):
     rate_s = 0.15
 
     def work(self) -> None:
-        producer = Producer(self.boot, delivery_timeout_s=15.0)
+        producer = self.notes.producer(
+            Producer(self.boot, delivery_timeout_s=15.0), self.run_name
+        )
         number = 0
         while not self.stopping:
             number += 1
@@ -101,8 +111,9 @@ class MemberHost(ClientHost):
     """A member of a consumer group, which shares the queues with the other members."""
 
     def work(self) -> None:
-        consumer = Consumer(
-            TOPIC, self.boot, group=GROUP, share=True, timeout_s=5.0, on_lost="common"
+        consumer: Any = self.notes.consumer(
+            Consumer(TOPIC, self.boot, group=GROUP, share=True, timeout_s=5.0, on_lost="common"),
+            self.run_name,
         )
         while not self.stopping:
             try:
@@ -131,7 +142,9 @@ class ReaderHost(ClientHost):
     """Reads every message of one replica, in order."""
 
     def work(self) -> None:
-        consumer = Consumer(TOPIC, self.boot, start="earliest", timeout_s=5.0)
+        consumer: Any = self.notes.consumer(
+            Consumer(TOPIC, self.boot, start="earliest", timeout_s=5.0), self.run_name
+        )
         last: dict[int, int] = {}
         while not self.stopping:
             try:
@@ -152,7 +165,7 @@ class ReaderHost(ClientHost):
             self.pause(0.1)
         consumer.close()
 
-    def _from_start(self, consumer: Consumer) -> None:
+    def _from_start(self, consumer: Any) -> None:
         try:
             consumer.seek_to_earliest()
         except (HastoreError, TimeoutError):
@@ -178,10 +191,13 @@ class RangeHost(ClientHost):
 
     def _read(self, queue: int, first: int, end: int) -> None:
         reader = RangeReader(tuple(self.boot), TOPIC, queue, first, end, give_up_s=5.0)
+        rows: list[Row] = []
         for chunk in reader.chunks():
             sizes, at = chunk.sizes, 0
             for i in range(0, len(sizes), 4):
                 record = decode_record(chunk.payload, at)
                 at += int.from_bytes(sizes[i : i + 4])
                 self.history.note_read(self.name, queue, record.queue_offset, record.body)
+                rows.append((record.queue_offset, None, record.body))
         self.history.ranges += 1
+        self.notes.rows(TOPIC, queue, first, end, rows)

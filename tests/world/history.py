@@ -124,6 +124,10 @@ class Log:
 
     def records(self) -> list[Record]:
         """Return the records; raises Violation if the log is torn."""
+        return [record for _, _, record in self.items()]
+
+    def items(self) -> list[tuple[int, int, Record]]:
+        """Return the records with their offsets and sizes; raises Violation if the log is torn."""
         found, at = [], 0
         while at < len(self.data):
             offset = self.start + at
@@ -134,7 +138,9 @@ class Log:
                 continue
             try:
                 self.form.check_item(self.data, at, len(self.data), offset)
-                found.append(decode_record(self.data, at + self.form.lead))
+                lead = self.form.lead
+                record = decode_record(self.data, at + lead)
+                found.append((offset + lead, size - lead, record))
             except Exception as failure:
                 raise Violation(f"{self.name}: the log is torn at {offset}: {failure}") from failure
             at += size

@@ -31,8 +31,8 @@ from tests.world.scheduler import world
 # Packages of which every module is loaded first: a late import would get the real modules.
 LOADED = (
     "hastore.client", "hastore.config", "hastore.dledger", "hastore.fs", "hastore.ha",
-    "hastore.protocol", "hastore.record", "hastore.repair", "hastore.security", "hastore.server",
-    "hastore.store",
+    "hastore.history", "hastore.protocol", "hastore.record", "hastore.repair", "hastore.security",
+    "hastore.server", "hastore.store",
 )  # fmt: skip
 _NEEDS_MORE = ("zmq_transport",)  # of modules that need what a node does not
 

@@ -107,6 +107,7 @@ class Outcome:
     fired: Counter[str]
     acked: int
     reads: int
+    judged: dict[str, int]  # what the history checker has counted; empty beyond what is promised
     log_lines: list[str] = field(default_factory=list)
 
     def story(self) -> str:

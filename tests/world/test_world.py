@@ -38,6 +38,9 @@ def test_a_walk_with_each_kind_of_event(mode):
         outcome = passed(run(tour_of(mode, tour)))
         fired += outcome.fired
         assert outcome.acked > 50 and outcome.reads > outcome.acked, outcome.story()
+        if tour == "tame":
+            assert outcome.judged["acknowledged_and_found"] == outcome.judged["acknowledged"] > 50
+            assert min(outcome.judged[name] for name in ("read", "commits", "ranges")) > 5
     due = {name for name, kind in KINDS.items() if mode in kind.modes} - {"power of all"}
     assert not due - fired.keys()
 

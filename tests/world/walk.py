@@ -38,10 +38,12 @@ from tests.world.history import (
     differences,
     named,
 )
+from tests.world.judged import Notes, judge
 from tests.world.machine_faults import FaultyMachine
 from tests.world.machines import addresses, make_config
 from tests.world.plans import EVENTS_S, Outcome, Plan
 
+CHECKER = "the history checker"
 HEAL_S = 240.0  # of virtual time, for the group to serve again
 
 
@@ -57,6 +59,8 @@ class Walk:
         if trace:
             self.world.trace = []
         self.history = History()
+        self.judged: dict[str, int] = {}  # what the history checker has counted
+        self.notes = Notes(plan.shape.mode, plan.shape.nodes)
         self.fired: Counter[str] = Counter()
         self.healing = False
         self.done = False
@@ -86,7 +90,8 @@ class Walk:
             *((ReaderHost, f"r{n}", [api]) for n, api in enumerate(self.boot, 1)),
         ]  # fmt: skip
         return [
-            make(self.world, self.network, name, f"127.0.1.{i}", self.history, boot, self.plan.seed)
+            make(self.world, self.network, name, f"127.0.1.{i}", self.history, self.notes, boot,
+                 self.plan.seed)
             for i, (make, name, boot) in enumerate(makes, 1)
         ]
 
@@ -245,7 +250,8 @@ class Walk:
             return False
         body = f"operator/{self.world.switches}/1/".encode().ljust(40, b".")
         self.history.note_sent(body)
-        producer = Producer(self.boot, delivery_timeout_s=4.0)
+        name = f"operator.{self.world.switches}"
+        producer = self.notes.producer(Producer(self.boot, delivery_timeout_s=4.0), name)
         try:
             self.history.note_acked(body, producer.send_sync(TOPIC, body, queue=0))
         except HastoreError:
@@ -277,7 +283,7 @@ class Walk:
 
     def _check_positions(self) -> None:
         """Check that no position that the group has committed has gone back."""
-        consumer = Consumer(TOPIC, self.boot, group=GROUP)
+        consumer: Any = self.notes.consumer(Consumer(TOPIC, self.boot, group=GROUP), "operator")
         try:
             found = {queue: place.queue_offset for queue, place in consumer.committed().items()}
         except HastoreError:
@@ -301,6 +307,9 @@ class Walk:
         retention = self.fired["retention"] > 0
         try:
             check_logs(self.history, logs, retention=retention)
+            report = judge(self.notes, logs[0])
+            self.history.problems += [f"{CHECKER}: {one}" for one in report.findings]
+            self.judged = report.counts
         except Violation as torn:
             self.history.violate(str(torn))
         if unread := self._unread():
@@ -343,5 +352,6 @@ def run_plan(plan: Plan, *, lines: int = 0, trace: bool = False) -> Outcome:
     world = walk.world
     return Outcome(
         plan, problems, world.digest, world.now, world.switches, walk.fired,
-        len(walk.history.acked), walk.history.reads, [*handler.lines, *(world.trace or [])],
+        len(walk.history.acked), walk.history.reads, walk.judged,
+        [*handler.lines, *(world.trace or [])],
     )  # fmt: skip
