@@ -42,7 +42,7 @@ from hastore.fs.filesystem import FileSystem
 from hastore.record.properties import PID_MARK, producer_of
 from hastore.store.append.results import ProducerProgress, PutResult
 from hastore.store.derived.contract import Dispatched, RecordColumns
-from hastore.store.state.crc_frame import CrcFrame
+from hastore.store.state.crc_frame import FILE_BYTES_MAX, CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
 # If there are more producers, the one that wrote least recently becomes idle, or, while its records
@@ -306,7 +306,8 @@ class DedupWindow:
         with self._guard:
             self._clear()
             self.end_offset = self._snapshot_end = 0
-            raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
+            is_there = self._fs.exists(self._path)
+            raw = self._fs.read_bytes(self._path, FILE_BYTES_MAX) if is_there else b""
             if not self._restore(raw):
                 return 0
             self._snapshot_end = self.end_offset

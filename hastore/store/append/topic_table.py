@@ -49,6 +49,7 @@ from hastore.record.topic_records import (
     lacking,
 )
 from hastore.store.derived.contract import Dispatched, RecordColumns
+from hastore.store.state.crc_frame import FILE_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +253,8 @@ class TopicTable:
         """Read the file, and the queue of records, which was cut to `offset`."""
         del synced  # the file is replaced durably
         with self._guard:
-            raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
+            is_there = self._fs.exists(self._path)
+            raw = self._fs.read_bytes(self._path, FILE_BYTES_MAX) if is_there else b""
             saved = decode_topics(raw)
             if raw and saved is None:
                 log.error("%s is damaged: topics whose records retention has removed are lost on"

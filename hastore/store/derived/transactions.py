@@ -56,7 +56,7 @@ from hastore.store.derived.contract import (
     is_of_transaction,
 )
 from hastore.store.derived.reread import reread
-from hastore.store.state.crc_frame import CrcFrame
+from hastore.store.state.crc_frame import FILE_BYTES_MAX, CrcFrame
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,8 @@ class OpenTransactions:
     def load(self, offset: int, synced: bool) -> int:
         """Read the file; return from where the log is needed."""
         del synced  # the file is replaced durably
-        raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
+        is_there = self._fs.exists(self._path)
+        raw = self._fs.read_bytes(self._path, FILE_BYTES_MAX) if is_there else b""
         self._states, self._unsaved = _unpack(raw), False
         self._go_back(offset, min(offset, self._queues.loaded_end))
         return self.end

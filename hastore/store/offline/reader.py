@@ -34,6 +34,7 @@ from hastore.record.topic_records import (
 from hastore.store.derived.unit_files import first_late
 from hastore.store.offline.log_files import LogFile, LogFiles, committed_index, unit_of
 from hastore.store.offline.queue_files import NEAR_BYTES, QueueFiles, QueueUnits, known_start
+from hastore.store.state.crc_frame import FILE_BYTES_MAX
 from hastore.store.state.limits import read_limits
 from hastore.store.state.time_falls import read_falls
 
@@ -336,7 +337,7 @@ class StoreReader:
     def _hidden(self, limit: int) -> dict[str, int]:
         """Return the topics that were deleted below `limit`, each with the last deletion."""
         low, path = self.min_offset, f"{self.path}/hastore/topics"
-        saved = self._fs.read_bytes(path) if self._fs.exists(path) else b""
+        saved = self._fs.read_bytes(path, FILE_BYTES_MAX) if self._fs.exists(path) else b""
         known = self._queues.queue_range(TOPICS_TOPIC, TOPICS_QUEUE, low, limit) or (0, 0)
         state = (*known, low, zlib.crc32(saved))
         if state == self._begins[0]:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 FRAME_BYTES = 12  # magic, version and CRC
+# Of a state file: more than any of them has. One that is read in part would look damaged.
+FILE_BYTES_MAX = 1 << 30
 _HEAD = struct.Struct(">4sI")
 _CRC = struct.Struct(">I")
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.protocol import api
 from hastore.record.codec import Host
 from hastore.record.properties import encode_properties
+from hastore.store.append import dedup_window
 from hastore.store.append.dedup_window import WINDOW, DedupWindow, UnheldNumber
 from hastore.store.derived.contract import Dispatched
 from hastore.store.message_store import PutResult
+from hastore.store.state.crc_frame import FILE_BYTES_MAX
 from tests.store.faulty import FaultyFileSystem, NoticedLock
 from tests.store.kit import bodies, crash_copy, message, opened, put
 
@@ -174,6 +176,28 @@ def test_a_damaged_snapshot_is_ignored(tmp_path: Path, damage: int) -> None:
     again = window(tmp_path)
     assert again.load(100, True) == 0
     assert again.find(b"p", 1) is UnheldNumber.NEW
+
+
+class SmallFileSystem(RealFileSystem):
+    """Who reads a file gets a thousandth of what it asks for at most."""
+
+    def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
+        return super().read_bytes(path, max_bytes // 1000)
+
+
+def test_the_largest_snapshot_is_read_whole(tmp_path: Path) -> None:
+    """As a part it would look damaged, and the log may not have its records any more."""
+    REAL.make_dirs(f"{tmp_path}/hastore")
+    known = DedupWindow(SmallFileSystem(), str(tmp_path))
+    for number in range(0, 9 * WINDOW, WINDOW):  # the bound is two thousand times as many numbers
+        numbers = range(number, number + WINDOW)
+        known.add_runs([(b"p%d" % number, range(WINDOW), numbers)], numbers.stop)
+    known.save()
+    again = DedupWindow(SmallFileSystem(), str(tmp_path))
+    assert again.load(9 * WINDOW, True) == 9 * WINDOW
+    assert again.find(b"p0", 7) == 7
+    numbers_max = 2 * dedup_window._MAX_PRODUCERS * WINDOW + dedup_window._MAX_IDLE_NUMBERS
+    assert 4 * 16 * numbers_max <= FILE_BYTES_MAX  # the rest is for the producers' names
 
 
 def test_producers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
