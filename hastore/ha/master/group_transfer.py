@@ -50,7 +50,7 @@ class PutProgress(NamedTuple):
 
     Of two, the one with the greater `serial` is newer. `level(need, end_offset)` returns the level
     of a put that ends at `end_offset`. `by_classics(end_offset)` returns whether such a put is
-    confirmed when RocketMQ slaves count.
+    confirmed when RocketMQ slaves count; beyond `classics_to` none is.
     """
 
     serial: int
@@ -58,6 +58,7 @@ class PutProgress(NamedTuple):
     level: Callable[[Need, int], str]
     by_classics: Callable[[int], bool] | None = None
     epoch: int | None = None
+    classics_to: int = 1 << 63
 
 
 class GroupTransferService(Service):
@@ -156,12 +157,7 @@ class GroupTransferService(Service):
             self._serial = progress.serial
             self._progress = progress
             for need, queue in self._queues.items():
-                limit = progress.limits[need]
-                met: list[_Waiter] = []
-                while queue and (
-                    queue[0].end_offset <= limit or _met(progress, need, queue[0].end_offset)
-                ):
-                    met.append(queue.popleft())
+                met = _take_met(progress, need, queue)
                 if met:
                     ready.append((need, met))
             timed = self._timed
@@ -233,7 +229,27 @@ def _met(progress: PutProgress, need: Need, end_offset: int) -> bool:
     if end_offset <= progress.limits[need]:
         return True
     by_classics = progress.by_classics
-    return need is Need.SLAVES and by_classics is not None and by_classics(end_offset)
+    if need is not Need.SLAVES or by_classics is None or end_offset > progress.classics_to:
+        return False
+    return by_classics(end_offset)
+
+
+def _take_met(progress: PutProgress, need: Need, queue: deque[_Waiter]) -> list[_Waiter]:
+    """Take the puts whose need is met out of a queue, in offset order.
+
+    A put that a RocketMQ slave got before its stream began is never met by its reports, and must
+    not hold up those behind it.
+    """
+    limit, met = progress.limits[need], list[_Waiter]()
+    while queue and queue[0].end_offset <= limit:
+        met.append(queue.popleft())
+    if need is Need.SLAVES and progress.by_classics is not None:
+        unmet: list[_Waiter] = []
+        while queue and queue[0].end_offset <= progress.classics_to:
+            waiter = queue.popleft()
+            (met if progress.by_classics(waiter.end_offset) else unmet).append(waiter)
+        queue.extendleft(reversed(unmet))
+    return met
 
 
 def _confirm(need: Need, waiters: list[_Waiter], level: Callable[[Need, int], str]) -> None:

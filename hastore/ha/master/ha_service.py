@@ -342,9 +342,15 @@ class HAService:
         if moved:
             readable = confirmed if self._sync else None
             store.set_limits(confirmed=confirmed, readable=readable, tell=False)
-        by_classics = self._confirmed_by_classics if table.count_classic else None
+        by_classics, classics_to = None, 0
+        if table.count_classic:
+            by_classics = self._confirmed_by_classics
+            classics_to = max([one.offset for one in table.classics.values()], default=0)
         self._serial += 1
-        return PutProgress(self._serial, limits, self._level, by_classics, table.epoch), moved
+        progress = PutProgress(
+            self._serial, limits, self._level, by_classics, table.epoch, classics_to
+        )
+        return progress, moved
 
     def _confirmed_by_classics(self, end_offset: int) -> bool:
         with self._lock:

@@ -189,6 +189,17 @@ def test_classic_slaves_complete_from_the_front(transfer, ends):
     assert set(ends.outcomes()) == {10, 20}
 
 
+def test_a_put_that_a_classic_slave_cannot_confirm_holds_up_no_other(transfer, ends):
+    """As after its link broke: it has the first put, but its new stream began behind that."""
+    transfer.advance(progress(1, 0))
+    for end in (10, 20, 30):
+        transfer.add(end, FAR, Need.SLAVES, ends(end))
+    transfer.advance(progress(2, 0, by_classics=lambda end: 10 < end <= 20))
+    assert ends.outcomes() == {20: Outcome.CONFIRMED} and transfer.waiting == 2
+    transfer.advance(progress(3, 30))
+    assert [name for name, _, _ in ends.seen] == [20, 10, 30]
+
+
 def test_many_threads_end_each_put_exactly_once(transfer):
     seed = random.SystemRandom().randrange(1 << 31)
     print(f"seed {seed}")
