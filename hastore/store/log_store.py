@@ -915,6 +915,7 @@ class LogStore:
             if fs.exists(f"{root}/{moved}"):
                 fs.make_dirs(f"{folder}/{moved}".rpartition("/")[0])
                 fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
+        self._checkpoint.forget()
         fs.sync_dir(folder)
         fs.sync_dir(root)
         self._limits.restart(0)

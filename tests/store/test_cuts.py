@@ -278,6 +278,29 @@ def test_a_store_that_closes_leaves_a_dismissal_to_the_next_start(tmp_path: Path
     assert [one.id for one in kept.cuts] == [1]
 
 
+@pytest.mark.parametrize("archived", [True, False])
+def test_a_store_whose_log_was_moved_away_has_a_checkpoint_of_its_own(
+    tmp_path: Path, archived: bool
+) -> None:
+    with opened(tmp_path) as store:
+        store._housekeeping.stop()
+        put(store, message(0))
+        store.wait_dispatched(store.max_offset, 60)
+        store._keep()
+        before = store._checkpoint.now
+        if archived:
+            place = Path(store.set_aside("2-0-1"))
+            old = (place / "checkpoint").read_bytes()
+        else:
+            store.drop()
+        put(store, message(1))
+        store.wait_dispatched(store.max_offset, 60)
+        store._keep()
+        assert (tmp_path / "checkpoint").stat().st_size == 4096
+        assert not archived or (place / "checkpoint").read_bytes() == old
+        assert store._checkpoint.now.queue_timestamp_ms >= before.queue_timestamp_ms > 0
+
+
 def test_set_aside_and_begin_elsewhere(tmp_path: Path) -> None:
     with opened(tmp_path / "m") as master:
         fill(master, 150)

@@ -134,12 +134,20 @@ class CheckpointFile:
 
     def save(self, checkpoint: Checkpoint, *, sync: bool) -> None:
         """Write the file. Raises OSError, StoreFullError."""
-        if self._file is None:
-            self._file = self._open()
-        self._file.pwrite(_CHECKPOINT.pack(*astuple(checkpoint)), 0)
+        file = self._file  # another thread may `forget` it
+        if file is None:
+            file = self._file = self._open()
+        file.pwrite(_CHECKPOINT.pack(*astuple(checkpoint)), 0)
         if sync:
-            self._file.sync()
+            file.sync()
         self.now = checkpoint
+
+    def forget(self) -> None:
+        """Begin anew, after the file was moved away; the next save makes another one.
+
+        It is not closed here: a save in another thread may still be writing to it.
+        """
+        self._file, self.now = None, Checkpoint()
 
     def close(self) -> None:
         """Close the file; the next save opens it again."""
