@@ -74,7 +74,7 @@ class SlaveStatus:
 
     @property
     def name(self) -> str:
-        """The slave's name in messages; a node has the same name on each connection."""
+        """The slave's name in messages, the same on each connection."""
         return _name(self.node, self.address)
 
 
@@ -415,8 +415,15 @@ class HAService:
         return {hello.node for hello in linked if not hello.remoting}
 
     def slave_offsets(self) -> dict[str, int]:
-        """Return the offset from which each connected slave needs the log, by its name."""
-        return {c.name: c.reached_offset for c in self._streams}
+        """Return the offset from which each connected slave needs the log, by its name.
+
+        Of several with one name, RocketMQ slaves at one host, that of the slowest.
+        """
+        found: dict[str, int] = {}
+        for connection in self._streams:
+            offset, name = connection.reached_offset, connection.name
+            found[name] = min(offset, found.get(name, offset))
+        return found
 
 
 class HAConnection(AcceptedConnection):
@@ -646,4 +653,5 @@ def _host_of(address: str) -> str:
 
 
 def _name(node: int | None, address: str) -> str:
-    return f"RocketMQ slave {address}" if node is None else f"node {node}"
+    """Return a slave's name; the port of a RocketMQ slave changes with each connection."""
+    return f"RocketMQ slave {_host_of(address)}" if node is None else f"node {node}"

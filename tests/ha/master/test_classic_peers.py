@@ -126,6 +126,25 @@ def test_live_data_follows_and_heartbeats_name_the_next_offset(master):
         assert (seen.node, seen.classic, seen.lag_bytes) == (None, True, 0)
 
 
+def test_a_slave_that_is_stuck_is_the_same_one_on_each_link(master):
+    """Else its hold on the log's files would begin anew with each link, and never lapse."""
+    node = master()
+    names = []
+    for _ in range(2):
+        with peer(node) as slave:
+            slave.report(17)
+            wait_for(lambda: list(node.ha.slave_offsets().values()) == [17])
+            names += node.ha.slave_offsets()
+            assert [one.name for one in node.ha.slaves()] == names[-1:]
+        wait_for(lambda: not node.ha.slaves())
+    assert names[0] == names[1]
+    with peer(node) as slave, peer(node) as other:
+        slave.report(17)
+        other.report(FILE_SIZE)
+        wait_for(lambda: len(node.ha.slaves()) == 2)
+        assert node.ha.slave_offsets() == {names[0]: 17}
+
+
 def test_a_silent_slave_is_closed(master):
     node = master(housekeeping_interval_ms=600)
     began = time.monotonic()
