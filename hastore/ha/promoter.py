@@ -44,6 +44,7 @@ from hastore.ha.rules.promotion import (
     judge,
     most_advanced,
     new_entry,
+    opened_history,
     overtaking,
     replay_refusal,
 )
@@ -316,7 +317,7 @@ class Promoter:
         with member.gate.lock:
             self._check_promise(epoch)
             entry = new_entry(epoch, store.max_offset, required.acks, required.nodes)
-            state.open_epoch(entry)
+            state.open_epoch(entry, opened_history(state.history, store.min_offset, entry))
             self._on_open(entry)
             member.open_epoch = epoch
             member.gate.open(epoch)

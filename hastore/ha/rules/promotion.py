@@ -8,7 +8,7 @@ are pure: a node and the simulation run the same code.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hastore.ha.rules.epochs import EpochEntry, History, epoch_node, last_epoch
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry, History, epoch_node, last_epoch
 
 
 def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
@@ -163,3 +163,16 @@ def overtaking(known: int, opened: Iterable[tuple[int, int]]) -> tuple[int, int]
 def new_entry(epoch: int, start: int, acks: int, nodes: tuple[int, ...]) -> EpochEntry:
     """Return the entry that a promotion appends."""
     return EpochEntry(epoch, start, acks, tuple(sorted(nodes)))
+
+
+def opened_history(history: History, min_offset: int, entry: EpochEntry) -> History:
+    """Return the history of a log that begins at `min_offset` once a promotion appends `entry`.
+
+    Bytes before the first entry are of a store that no node has written, a RocketMQ broker's. They
+    become those of epoch 0: a slave that has a part of them could share no entry with this log, and
+    would be told for ever to begin anew.
+    """
+    history = (*history, entry)
+    if history[0].start <= min_offset or history[0].epoch == CLASSIC_EPOCH:
+        return history
+    return (EpochEntry(CLASSIC_EPOCH, min_offset, entry.acks, entry.nodes), *history)

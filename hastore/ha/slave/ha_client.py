@@ -303,6 +303,13 @@ class HAClient(Follower):
         """
         member = self._member
         store, state = member.store, member.state
+        begun = store.min_offset == store.max_offset == answer.offset
+        if begun and state.data.unclean and state.history == answer.entries:
+            raise ProtocolError(
+                f"node {master.node} lets this node begin anew at {answer.offset} again: no epoch "
+                "of its history names the bytes with which its log begins; run `hastore promote` "
+                f"on node {master.node}: its new epoch does"
+            )
         needed = master.max_offset - answer.offset
         with member.gate.lock:
             self._check_promise(master)

@@ -15,6 +15,7 @@ from hastore.ha.rules.promotion import (
     may_resume,
     most_advanced,
     new_entry,
+    opened_history,
 )
 
 E1, E2, E3 = 1 << 16 | 1, 2 << 16 | 2, 3 << 16 | 3
@@ -106,6 +107,18 @@ def test_the_most_advanced_is_by_epoch_then_end_and_this_node_wins_ties(raws):
 def test_epochs_of_candidates():
     assert next_epoch(0, 3) == 1 << 16 | 3 and next_epoch(E3, 2) == 4 << 16 | 2
     assert new_entry(E1, 5, 2, (3, 1)) == EpochEntry(E1, 5, 2, (1, 3))
+
+
+def test_bytes_before_the_first_entry_are_of_epoch_0():
+    entry = EpochEntry(E2, 500, 1, (1, 2))
+    classic = EpochEntry(0, 100, 1, (1, 2))
+    assert opened_history((), 100, entry) == (classic, entry)  # a broker wrote the log
+    assert opened_history((EpochEntry(E1, 300, 0, (1,)),), 100, entry) == (
+        classic, EpochEntry(E1, 300, 0, (1,)), entry,
+    )  # fmt: skip
+    assert opened_history((), 500, entry) == (entry,)
+    for first in (EpochEntry(E1, 100, 0, (1,)), EpochEntry(0, 200, 0, (1,))):
+        assert opened_history((first,), 100, entry) == (first, entry)
 
 
 def test_a_master_resumes_only_its_own_last_epoch():

@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import shutil
 import threading
 import time
 
@@ -11,7 +12,8 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import AckPoint, Flush, Role
-from hastore.errors import StoreFullError
+from hastore.errors import StoreError, StoreFullError
+from hastore.ha import promoter
 from hastore.ha.hello.peer import call
 from hastore.ha.master import ha_service
 from hastore.ha.master.group_transfer import Need
@@ -20,8 +22,10 @@ from hastore.ha.slave import slave_stream
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose, StreamFrom
+from hastore.record.codec import build_record
 from hastore.store import retention
-from tests.ha.nodes import FILE_SIZE, wait_for
+from hastore.store.message_store import MessageStore
+from tests.ha.nodes import FILE_SIZE, HOST, wait_for
 
 
 def fill(node, end, body=b"x" * 900):
@@ -309,6 +313,68 @@ def test_a_slave_beyond_reach_sets_its_store_aside(make_group):
     again.follow()
     in_step(one, again)
     assert one.put_confirmed(b"late")[0] == "PUT_OK"
+
+
+def brokers_log(group, number, *, removed):
+    """Make the log of a broker that has stopped, from which it has `removed` files; its end."""
+    config = group.config(number)
+    record = build_record(
+        "T", b"x" * 900, queue_id=0, properties=(), born_timestamp_ms=1, born_host=HOST
+    )
+    store = MessageStore(config.store, store_host=HOST)
+    store.open()
+    while store.max_offset < 3 * FILE_SIZE:
+        store.put_encoded([record * 5])
+    end = store.max_offset
+    store.close()
+    root = pathlib.Path(config.store.root)
+    shutil.rmtree(root / "hastore")
+    for file in sorted((root / "commitlog").iterdir())[:removed]:
+        file.unlink()
+    return end
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_a_slave_copies_a_log_that_a_broker_has_begun(make_group, removed):
+    group = make_group(2)
+    end = brokers_log(group, 1, removed=removed)
+    one, two = group.start(1), group.start(2)
+    assert (one.store.min_offset, one.store.max_offset) == (removed * FILE_SIZE, end)
+    one.promote()
+    assert [entry.epoch for entry in one.state.history] == [0, one.member.open_epoch]
+    half = two.store
+
+    def leave(offset, data):  # in the middle of the broker's bytes
+        if offset > end - 2 * FILE_SIZE:
+            raise StoreError("the test ends the link")
+        return append(offset, data)
+
+    append, half.append_replica = half.append_replica, leave
+    half.replica_range = lambda offset, size: leave(end, b"")
+    two.follow()
+    wait_for(lambda: "the test ends the link" in (two.client.problem or ""))
+    got, aside = half.max_offset, two.state.data.aside
+    assert removed * FILE_SIZE < got < end
+    del half.append_replica, half.replica_range
+    in_step(one, two)
+    assert two.state.data.aside == aside == removed  # what it had got was not copied again
+    assert one.put_confirmed(b"late")[0] == "PUT_OK"
+
+
+def test_a_slave_does_not_begin_anew_for_ever(make_group, monkeypatch):
+    """As with a master of an earlier version, whose history lacks the bytes of a broker."""
+    group = make_group(2)
+    brokers_log(group, 1, removed=1)
+    one, two = group.start(1), group.start(2)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(promoter, "opened_history", lambda history, _, entry: (*history, entry))
+        one.promote()
+    two.follow()
+    wait_for(lambda: "run `hastore promote` on node 1" in (two.client.problem or ""))
+    time.sleep(0.3)
+    assert two.state.data.aside == 1
+    one.promote()
+    in_step(one, two)
 
 
 def test_a_resync_without_room_changes_nothing(make_group, monkeypatch):
