@@ -144,6 +144,13 @@ class Cuts:
             self._list = CutList(next_id=now.next_id + 1, cuts=cuts)
             self._save()
 
+    def forget_noted(self) -> None:
+        """Forget a cut that was noted and not made: another one is about to be made, of nothing."""
+        with self._lock:
+            if len(self.all) < len(self._list.cuts):
+                self._list = msgspec.structs.replace(self._list, cuts=self.all)
+                self._save()
+
     def note_made(self, end: int) -> None:
         """Tell the cut that was noted, because the log now ends at `end`, if that is before it."""
         with self._lock:

@@ -240,6 +240,7 @@ class EntryMessageStore(LogStore):
         if pos % self.file_size or index < 0:
             raise UsageError(f"a log cannot begin with entry {index} at {pos}")
         kept = None
+        self.cuts.forget_noted()
         if committed_end < self.max_offset:
             kept = rescue_folder(self._fs, self.config.root, name)
             self.archive(committed_end, name)

@@ -843,9 +843,11 @@ class LogStore:
         if self.log.entries is not None:
             offset = max(offset, min(self.confirmed_offset, self.log.max_offset))
         messages, all_counted = count_messages(self.log, offset)
-        if messages:
-            bare = folder.rpartition("/")[2]
-            self.cuts.note(bare, offset, self.log.max_offset, messages, all_counted=all_counted)
+        if not messages:
+            self.cuts.forget_noted()
+            return
+        bare = folder.rpartition("/")[2]
+        self.cuts.note(bare, offset, self.log.max_offset, messages, all_counted=all_counted)
 
     def set_aside(self, name: str) -> str:
         """Move log, queues and index to `rescued/<name>/`, and start an empty log.

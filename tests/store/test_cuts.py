@@ -278,6 +278,18 @@ def test_a_store_that_closes_leaves_a_dismissal_to_the_next_start(tmp_path: Path
     assert [one.id for one in kept.cuts] == [1]
 
 
+def test_a_cut_that_a_crash_prevented_is_not_told_by_a_later_one(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        offsets = fill(store, 40)
+        store.archive(offsets[30], "2-x")
+        copy = crash_copy(store, tmp_path / "b")
+    with opened(copy) as store:  # another master has all of it, and this node goes on
+        assert store.max_offset > offsets[39] and not store.cuts.all
+        store.set_limits(confirmed=store.max_offset)
+        store.set_aside("3-0-1")
+        assert not store.cuts.all and not store.problems
+
+
 @pytest.mark.parametrize("archived", [True, False])
 def test_a_store_whose_log_was_moved_away_has_a_checkpoint_of_its_own(
     tmp_path: Path, archived: bool
