@@ -16,16 +16,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from hastore.errors import ProtocolError
-from hastore.protocol.api import is_anothers, own_prefix
-from hastore.protocol.remoting import BATCH_MAX, Answer, Code, Frame, decode_batch
+from hastore.protocol.remoting import Answer, Code, Frame
 from hastore.security.identity import Identity
-from hastore.server.api.access import anothers_producer, is_own_retry, may_read, no_right
+from hastore.server.api.access import is_own_retry, may_read, no_right
 from hastore.server.remoting.door import RemotingRefusal
 
 Check = Callable[[Identity, Frame], str | None]  # returns why a request is forbidden
 NEW_TOPICS = "TBW102"  # the pattern of new topics
-_HS_PID, _HS_PID_BYTES = "HS_PID\x01", b"HS_PID\x01"
 
 
 class Need(NamedTuple):
@@ -74,34 +71,14 @@ def _admin(identity: Identity, _frame: Frame) -> str | None:
     return None if identity.is_admin else f"identity {identity.name} is no admin"
 
 
-def _send(topic_name: str, properties_name: str) -> Check:
+def _send(topic_name: str) -> Check:
+    """Return the check of a send. No record of it has a producer's id: sends.py leaves it out."""
+
     def check(identity: Identity, frame: Frame) -> str | None:
         topic = frame.fields.get(topic_name, "")
-        if not may_send(identity, topic):
-            return no_right(identity, "produce", topic)
-        properties = frame.fields.get(properties_name, "")
-        if _HS_PID in properties or _HS_PID_BYTES in frame.body:
-            return _why_no_producer(identity, frame, properties)
-        return None
+        return None if may_send(identity, topic) else no_right(identity, "produce", topic)
 
     return check
-
-
-def _why_no_producer(identity: Identity, frame: Frame, properties: str) -> str | None:
-    """Return that a message has the id of another identity's producer; None if none has."""
-    own = own_prefix(identity.name).encode()
-    texts = [properties.encode("utf-8", "replace")]
-    try:
-        texts += [each.properties for each in decode_batch(frame.body, BATCH_MAX)]
-    except ProtocolError:
-        pass  # no batch: its body is one message's
-    for text in texts:
-        for piece in text.split(b"\x02"):  # each one: which of two counts, the store decides
-            if piece.startswith(_HS_PID_BYTES):
-                producer = piece[len(_HS_PID_BYTES) :]
-                if is_anothers(producer, own):
-                    return anothers_producer(identity, producer.decode("utf-8", "replace"))
-    return None
 
 
 def _group(name: str, *, topic: str | None = None, admin: bool = True) -> Check:
@@ -162,8 +139,8 @@ def _any_record(identity: Identity, _frame: Frame) -> str | None:
 _ADMIN = Need("`admin`", _admin)
 _ANYBODY = Need("any identity", _anybody)
 _SENDS = "`produce` for the topic; for `%RETRY%g` the group g suffices"
-_LONG = Need(_SENDS, _send("topic", "properties"))
-_SHORT = Need(_SENDS, _send("b", "i"))
+_LONG = Need(_SENDS, _send("topic"))
+_SHORT = Need(_SENDS, _send("b"))
 _OF_GROUP = "the group, or `admin`"
 _POSITION = Need(
     "the group, and `consume` for the topic; or `admin`", _group("consumerGroup", topic="topic")

@@ -222,7 +222,7 @@ class SendLayouts:
             return None
         if "\x01" in self._cluster or "\x02" in self._cluster:
             return None
-        if any(name in _SPECIAL or name.endswith(("HS_PID", MARK)) for name in names):
+        if any(name in _SPECIAL or name.endswith(("HS_PID", "HS_SEQ", MARK)) for name in names):
             return None
         added = {"MSG_REGION": REGION, "TRACE_ON": "true", "CLUSTER": self._cluster}
         template = ""

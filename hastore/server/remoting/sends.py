@@ -4,7 +4,9 @@
 
 Of a record only queue offset, physical offset, store time and store host are the master's. As
 RocketMQ 5.3.3, the node adds the properties MSG_REGION, TRACE_ON and CLUSTER, and UNIQ_KEY if the
-client gave none, and writes all of them in the order of Java's HashMap.
+client gave none, and writes all of them in the order of Java's HashMap. It leaves out those that a
+message has which the client has received, and sends again, as a dead letter say: the number of a
+hastore producer's message (its copy would count as a repeat of it), and the mark of a delivery.
 
 What a put's outcome is answered with:
 
@@ -41,8 +43,8 @@ from hastore.record.codec import Host
 from hastore.record.delays import (
     DELAY_BYTES,
     DELAYS_MS,
-    MARK,
     MARK_BYTES,
+    OWN_PROPERTIES,
     SCHEDULE_TOPIC,
     TIMERS,
     level_of,
@@ -60,6 +62,7 @@ from hastore.record.layout import (
 )
 from hastore.record.properties import (
     MAX_KEYS,
+    PID_MARK,
     in_java_order,
     producer_of,
     without_properties,
@@ -112,6 +115,7 @@ _REFUSED = {
 }
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"  # how the reason of a put begins that waited for its whole time
 _RECORD_BYTES = 256  # of a record, at most, beside its body and its properties
+_OWN_NAMES = frozenset(name.encode() for name in OWN_PROPERTIES)
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 
@@ -537,13 +541,19 @@ def read_properties(text: str) -> dict[str, str]:
 
 
 def _properties_of(text: str) -> dict[str, str]:
-    """Return the properties of a send, if they are not too many to look at each."""
+    """Return the properties of a send, if they are not too many to look at each.
+
+    Those that belong to the record of a received message are left out; see the module's text.
+    """
     if len(text) > MAX_PROPERTIES_BYTES:
         raise _illegal(f"{len(text)} characters of properties; at most {MAX_PROPERTIES_BYTES}")
     count = text.count("\x02")
     if count > PROPERTIES_MAX:
         raise _illegal(f"{count:,} properties; at most {PROPERTIES_MAX:,} are allowed")
-    return read_properties(text)
+    found = read_properties(text)
+    for name in OWN_PROPERTIES:
+        found.pop(name, None)
+    return found
 
 
 def encode(properties: Mapping[str, str]) -> bytes:
@@ -617,8 +627,8 @@ def encode_batch_of(alike: Alike, shared: bytes, body: bytes) -> bytes:
     topic, queue_id, sys_flag, born_ms, born, reconsume_times = alike
     records = []
     for flag, content, own in messages:
-        if MARK_BYTES in own:  # of a delivery that the client has received
-            own = without_properties(own, (MARK.encode(),))
+        if MARK_BYTES in own or PID_MARK in own:  # of a message that the client has received
+            own = without_properties(own, _OWN_NAMES)
         if DELAY_BYTES in own and _delay_of(read_properties(own.decode("utf-8", "replace"))):
             raise _illegal("a message of a batch cannot be delayed: send it by itself")
         raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared
@@ -649,7 +659,6 @@ def _stored_as(
     topic: str, queue_id: int, properties: dict[str, str], levels: int
 ) -> tuple[str, int, bytes]:
     """Return topic, queue and properties of the record of a message, which may be delayed."""
-    properties.pop(MARK, None)  # of a delivery that the client has received, and sends again
     if "DELAY" not in properties or not _delay_of(properties):
         return topic, queue_id, encode(properties)
     try:
