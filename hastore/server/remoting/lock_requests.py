@@ -195,7 +195,11 @@ class LockRequests:
     def _decide(self, request: RemotingRequest, asked: _Asked) -> None:
         group, client, now = asked.consumerGroup, asked.clientId, self._clock.monotonic_ms()
         epoch = self.locks.epoch
-        wish = self.locks.ask(group, client, _queues(asked), now, request.came_ms)
+        # Of RocketMQ's consumers only those that read in order ask; another node forwards theirs.
+        in_order = request.connection is None or request.connection.remoting
+        wish = self.locks.ask(
+            group, client, _queues(asked), now, request.came_ms, in_order=in_order
+        )
         claims = {**wish.renewed, **wish.new}
 
         def then(why: _Why | None) -> None:

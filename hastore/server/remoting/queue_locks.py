@@ -48,12 +48,19 @@ Queue = tuple[str, int]  # topic, queue id
 class Lock:
     """A queue's lock, from the time on when it was free, or another one's."""
 
-    __slots__ = ("asked_ms", "holder", "is_found", "recorded_ms", "until_ms")
+    __slots__ = ("asked_ms", "holder", "in_order", "is_found", "recorded_ms", "until_ms")
 
     def __init__(
-        self, holder: str, until_ms: float, asked_ms: float, *, is_found: bool = False
+        self,
+        holder: str,
+        until_ms: float,
+        asked_ms: float,
+        *,
+        in_order: bool = False,
+        is_found: bool = False,
     ) -> None:
         self.holder = holder
+        self.in_order = in_order  # its holder consumes in order, as far as it has said it
         self.until_ms = until_ms
         self.asked_ms = asked_ms  # when its holder's last request for it came
         self.is_found = is_found  # in the records of earlier epochs
@@ -126,11 +133,19 @@ class QueueLocks:
         return now_ms - self._proof_ms <= PROOF_MS
 
     def ask(
-        self, group: str, client: str, queues: Iterable[Queue], now_ms: float, came_ms: float
+        self,
+        group: str,
+        client: str,
+        queues: Iterable[Queue],
+        now_ms: float,
+        came_ms: float,
+        *,
+        in_order: bool = True,
     ) -> Wish:
         """Return which of the queues a consumer may have; what is `new` is reserved for it.
 
-        `came_ms` is when its request came to a node.
+        `came_ms` is when its request came to a node. A consumer of hastore's has locks whether or
+        not its group consumes `in_order`.
         """
         of_group = self._locks.get(group, {})
         renewed: dict[Queue, Lock] = {}
@@ -140,15 +155,18 @@ class QueueLocks:
             if lock is None:
                 if now_ms >= self._unknown_ms and self._has_room(now_ms):
                     of_group = self._locks.setdefault(group, {})
-                    of_group[queue] = new[queue] = Lock(client, now_ms + LOCK_MS, came_ms)
+                    lock = Lock(client, now_ms + LOCK_MS, came_ms, in_order=in_order)
+                    of_group[queue] = new[queue] = lock
                     self._count += 1
             elif lock.holder == client:
                 lock.asked_ms = max(lock.asked_ms, came_ms)
+                lock.in_order = in_order
                 recorded_ms = lock.recorded_ms
                 fresh = recorded_ms is not None and now_ms < recorded_ms + REPEAT_MS
                 (renewed if fresh else new)[queue] = lock
             elif lock.until_ms <= now_ms:
-                of_group[queue] = new[queue] = Lock(client, now_ms + LOCK_MS, came_ms)
+                lock = Lock(client, now_ms + LOCK_MS, came_ms, in_order=in_order)
+                of_group[queue] = new[queue] = lock
         return Wish(renewed, new)
 
     def _has_room(self, now_ms: float) -> bool:
@@ -208,9 +226,10 @@ class QueueLocks:
         of_group = self._locks.get(group, {})
         return {queue: one.holder for queue, one in of_group.items() if one.until_ms > now_ms}
 
-    def has_any(self, group: str, now_ms: float) -> bool:
-        """Whether a consumer of the group has a lock: the group consumes in order."""
-        return any(lock.until_ms > now_ms for lock in self._locks.get(group, {}).values())
+    def is_in_order(self, group: str, now_ms: float) -> bool:
+        """Whether a consumer of the group that consumes in order has a lock."""
+        of_group = self._locks.get(group, {})
+        return any(lock.in_order and lock.until_ms > now_ms for lock in of_group.values())
 
     def _drop_ended(self, now_ms: float) -> None:
         for group, of_group in list(self._locks.items()):

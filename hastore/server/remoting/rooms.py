@@ -59,7 +59,7 @@ def make_door(
         door, topics, config.cluster,
         drop_retries=config.remoting.drop_retries,
         retries_of=lambda group: settings.find(group).retry_max_times,
-        is_ordered=lambda group: locks.locks.has_any(group, parts.clock.monotonic_ms()),
+        is_ordered=lambda group: locks.locks.is_in_order(group, parts.clock.monotonic_ms()),
         levels=levels,
         hold_ms=config.remoting.hold_timeout_ms,
     )  # fmt: skip

@@ -204,6 +204,17 @@ def test_mqadmin_shows_a_member_which_answers_no_question(node: Node) -> None:
     assert status.code == 0 and b"own" not in status.body
 
 
+def test_the_locks_of_own_members_do_not_say_that_a_group_consumes_in_order(node: Node) -> None:
+    """What Java's concurrent consumers in the group send to its retries is no dead letter yet."""
+    own, java = node.own("own"), node.java("java")
+    own.join()
+    assert own.lock(0, 1).queues == {"T": [0, 1]}
+    locks, now = node.locks.locks, node.desk.clock.now_ms
+    assert not locks.is_in_order("G", now)
+    assert java.ask(Code.LOCK_BATCH_MQ, {}, body("java", 2)).code == 0
+    assert locks.is_in_order("G", now), "Java's orderly ones ask for locks"
+
+
 def test_a_member_that_leaves_or_is_silent_is_none_any_more(node: Node) -> None:
     one, two = node.own("one"), node.own("two")
     one.join()

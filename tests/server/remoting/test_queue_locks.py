@@ -392,13 +392,17 @@ def test_what_was_given_back_to_a_new_master_was_given_twice(seed: int) -> None:
         world.step()
 
 
-def test_a_group_with_a_lock_consumes_in_order() -> None:
+def test_a_group_with_a_lock_of_rocketmq_s_consumes_in_order() -> None:
     locks = QueueLocks()
     locks.begin(1, RecordedLocks(), 0.0)
-    assert not locks.has_any("g", 0.0)
+    assert not locks.is_in_order("g", 0.0)
     locks.ask("g", "client", [("T", 0)], 0.0, 0.0)
-    assert locks.has_any("g", LOCK_MS - 1) and not locks.has_any("other", 0.0)
-    assert not locks.has_any("g", LOCK_MS)
+    assert locks.is_in_order("g", LOCK_MS - 1) and not locks.is_in_order("other", 0.0)
+    assert not locks.is_in_order("g", LOCK_MS)
+    locks.ask("g", "own", [("T", 0), ("T", 1)], LOCK_MS, LOCK_MS, in_order=False)
+    assert locks.holder("g", ("T", 0), LOCK_MS) == "own" and not locks.is_in_order("g", LOCK_MS)
+    locks.ask("g", "own", [("T", 1)], LOCK_MS, LOCK_MS)
+    assert locks.is_in_order("g", LOCK_MS)
 
 
 def test_a_new_master_gives_at_once_what_was_given_back(node: Node) -> None:
