@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hastore.config.model import RemotingConfig
-from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError
+from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError, StoreError
 from hastore.protocol.api import EndTransaction, Failed, Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record
@@ -236,7 +236,14 @@ class Transactions:
             except NotCachedError:
                 self._read(request, wish, half)
                 return
+            except (StoreError, OSError) as failure:
+                self._unreadable(request, failure)
+                return
         if raw is None:
+            if half.offset >= store.min_offset:
+                text = f"the half message at offset {half.offset} is damaged"
+                self._unreadable(request, CorruptRecordError(text))
+                return
             raise _failed(f"the half message at offset {half.offset} is not in the log any more")
         self._check(request, raw, wish, half)
         if wish.how == NOT_YET:
@@ -271,9 +278,10 @@ class Transactions:
 
         def then(found: Any, _payload: bytes | None) -> None:
             if isinstance(found, Failed):
-                busy = found.status in ("BUSY", "SERVICE_NOT_AVAILABLE")
-                request.answer(Answer.SYSTEM_BUSY if busy else Answer.SYSTEM_ERROR,
-                               remark=found.reason)  # fmt: skip
+                if found.status in ("BUSY", "SERVICE_NOT_AVAILABLE"):
+                    request.answer(Answer.SYSTEM_BUSY, remark=found.reason)
+                else:
+                    request.leave_open(found.reason)  # nothing was read that says how it has ended
             elif not found.topic:
                 request.answer(Answer.SYSTEM_ERROR, remark=found.reason)
             elif not request.may_send(found.topic):
@@ -357,11 +365,19 @@ class Transactions:
     ) -> None:
         try:
             if read is not None and isinstance(read[1], Exception):
-                _, reason = self._parts.failures.note("a half message", read[1])
-                raise _failed(reason)
-            self._decide(request, wish, read)  # type: ignore[arg-type]
+                self._unreadable(request, read[1])
+            else:
+                self._decide(request, wish, read)  # type: ignore[arg-type]
         except RemotingRefusal as refusal:
             request.answer(refusal.code, remark=refusal.remark)
+
+    def _unreadable(self, request: Request, failure: Exception) -> None:
+        """Answer that a half message cannot be read now; its transaction stays open."""
+        _, reason = self._parts.failures.note("a half message", failure)
+        if isinstance(request, OwnEnd):
+            request.leave_open(reason)  # the disk may recover, or a repair may help
+        else:
+            request.answer(Answer.SYSTEM_ERROR, remark=reason)
 
     # -- appending ---------------------------------------------------------------------------------
 

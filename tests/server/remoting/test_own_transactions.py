@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import msgspec
 import pytest
 
-from hastore.errors import Status
+from hastore.errors import NotCachedError, Status, StoreError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.protocol.remoting import Answer, Code
@@ -242,6 +243,55 @@ def test_an_end_that_is_not_confirmed_says_so(node: OwnNode, client: VirtualClie
     node.backend.transfer.hold = False
     assert end(node, client, half).status is Status.PUT_OK
     assert len(node.records("T")) == 1
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.EIO, "bad sector"), StoreError("gone"), None])
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_half_message_that_cannot_be_read_is_not_said_to_be_none(
+    node: OwnNode,
+    client: VirtualClient,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception | None,
+    cold: bool,
+) -> None:
+    """The producer asks again: the disk may recover, and a damaged record is repaired."""
+    half = begin(node)
+    tries: list[int] = []
+
+    def read(at: int) -> None:
+        tries.append(at)
+        if cold and len(tries) == 1:
+            raise NotCachedError("not in memory")
+        if failure is not None:
+            raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.backend.store, "record_bytes", read)
+        patch.setattr(node.failures, "note", lambda _what, why: ("StoreError", str(why)))
+        done = end(node, client, half)
+    text = "is damaged" if failure is None else str(failure)
+    assert done.status is Status.TIMEOUT and text in done.reason
+    assert end(node, client, half).status is Status.PUT_OK
+    assert len(node.records("T")) == 1
+
+
+def test_it_is_not_known_how_a_transaction_has_ended_that_cannot_be_looked_up(
+    node: OwnNode, client: VirtualClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be committed: a producer must not be told that it never will be."""
+    half = begin(node)
+    assert end(node, client, half).status is Status.PUT_OK
+    node.run(3_000)
+
+    def fail(_: Any, query: OwnQuery) -> None:
+        failed = api.Failed(0, "StoreError", "the store cannot be read: bad sector")
+        node.door.later(lambda: query.respond(failed, None))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "accept_query", fail)
+        done = end(node, client, half)
+    assert done.status is Status.TIMEOUT and "bad sector" in done.reason
+    assert end(node, client, half).status is Status.PUT_OK
 
 
 def test_a_slave_refuses_and_names_the_master(node: OwnNode, client: VirtualClient) -> None:
