@@ -315,5 +315,9 @@ class CheckBacks:
 
 
 def _text(record: Record, name: bytes) -> str:
-    value = find_property(record.properties, name)
-    return "" if value is None else value.decode("utf-8", "surrogateescape")
+    """Return a property; "" without it, or if it is no text, which no frame could carry."""
+    value = find_property(record.properties, name) or b""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return ""

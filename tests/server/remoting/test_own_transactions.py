@@ -13,7 +13,14 @@ from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import NO_HOST, Record, build_record, decode_record
-from hastore.record.transactions import ASIDE_TOPIC, CHECKS_TOPIC, HALF_TOPIC, OP_TOPIC, half_pairs
+from hastore.record.transactions import (
+    ASIDE_TOPIC,
+    CHECKS_TOPIC,
+    HALF_TOPIC,
+    OP_TOPIC,
+    checks_in,
+    half_pairs,
+)
 from hastore.server.api.queries import OwnQuery
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.check_polls import GONE_MS, GROUPS_MAX, KEPT_MAX
@@ -350,6 +357,27 @@ def test_either_kind_of_producer_is_asked_for_the_other_s_half_message(
     assert node.ask(client, asked_for).status is Status.PUT_OK
     assert end_java(node.client(), sent, COMMIT).code == Answer.SUCCESS
     assert [record.topic for record in node.records("T")] == ["T", "T"]
+
+
+def test_a_transaction_whose_id_is_no_text_holds_up_no_other_one(
+    node: OwnNode, client: VirtualClient
+) -> None:
+    """Of a half message that its client has made by itself."""
+    beat(client, "producers")
+    odd = begin(node, "odd\udcff")
+    begin(node, "usual")
+    node.run(TIMEOUT_MS + 1_000)
+    ids = [asked.fields["msgId"] for asked in client.told(Code.CHECK_TRANSACTION_STATE)]
+    assert ids == [odd.message_id, "usual"]
+    counted = [checks_in(record.properties) for record in node.records(CHECKS_TOPIC)]
+    assert sorted(count for each in counted for _, count in each) == [1, 1]
+    answer = {
+        "producerGroup": "producers", "tranStateTableOffset": str(odd.queue_offset),
+        "commitLogOffset": str(odd.physical_offset), "commitOrRollback": str(COMMIT),
+        "msgId": odd.message_id,
+    }  # fmt: skip
+    assert client.ask(Code.END_TRANSACTION, answer).code == Answer.SUCCESS
+    assert len(node.records("T")) == 1
 
 
 def test_a_producer_at_work_is_asked_with_its_next_request(
