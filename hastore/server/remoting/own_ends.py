@@ -14,7 +14,7 @@ the place of the message in its own topic, unless the transaction had ended befo
 A producer asks again when it got no answer, perhaps another master. So before it is told that the
 transaction has ended, `look_up` reads whether the half message at the offset is its own at all: a
 failover may have cut it, and another one may be there now. A transaction of which replay does not
-remember how it ended, it looks for among the messages with its UNIQ_KEY.
+remember how it ended, it looks for among the messages with the half message's UNIQ_KEY.
 """
 
 from __future__ import annotations
@@ -89,12 +89,16 @@ def look_up(backend: ApiBackend, asked: EndTransaction, ended: Ended | None) -> 
             yield Looked("", None, reason), None
             return
         topic, _ = real_place(half.properties)
-        found = ended
+        found, unique = ended, _unique(half)  # `asked` may have the message's id instead
+        if found is None and not unique:  # of a broker's log that was taken over
+            reason = f"how the transaction at offset {asked.offset} has ended is not remembered"
+            yield Failed(0, Status.TIMEOUT.value, reason), None
+            return
         for name in (topic, ASIDE_TOPIC):
             if found is not None:
                 break
             search = store.reader.search_key(
-                name, asked.unique, max_messages=_FOUND_MAX, begin_ms=0, end_ms=_ALL_MS,
+                name, unique, max_messages=_FOUND_MAX, begin_ms=0, end_ms=_ALL_MS,
                 limit_offset=store.dispatched_offset, max_bytes=MAX_FOUND_BYTES,
             )  # fmt: skip
             while not search.ended and not is_late():
@@ -105,8 +109,11 @@ def look_up(backend: ApiBackend, asked: EndTransaction, ended: Ended | None) -> 
                 return
             for one in search.found.values():
                 record = decode_record(one)
-                if _unique(record) != asked.unique:
-                    continue
+                named = record.prepared_transaction_offset
+                if not named and name == ASIDE_TOPIC:  # by a broker of RocketMQ
+                    named = asked.offset
+                if _unique(record) != unique or named < asked.offset:
+                    continue  # of an earlier transaction with this id
                 if name == ASIDE_TOPIC:
                     found = Ended.SET_ASIDE
                 elif record.sys_flag & FLAG_ROLLBACK == FLAG_COMMIT:

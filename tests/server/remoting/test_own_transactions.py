@@ -165,6 +165,61 @@ def test_the_end_is_final_also_for_a_master_that_does_not_remember_it(
     assert len(node.records()) == count
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_the_end_is_found_by_the_message_s_id_too(
+    node: OwnNode, client: VirtualClient, first: bool
+) -> None:
+    """Nothing is stored under that: what ended the transaction has its UNIQ_KEY."""
+    half = begin(node)
+    name = half.message_id
+    assert end(node, client, half, name, commit=first).status is Status.PUT_OK
+    node.run(3_000)
+    node.backend.store.transactions._ended.clear()
+    node.decisions._made.clear()
+    assert end(node, client, half, name, commit=first).status is Status.PUT_OK
+    other = end(node, client, half, name, commit=not first)
+    assert other.status is Status.MESSAGE_ILLEGAL
+    assert ("committed" if first else "rolled back") in other.reason
+
+
+def test_an_earlier_transaction_with_the_same_id_is_another_one(
+    node: OwnNode, client: VirtualClient
+) -> None:
+    first = begin(node)
+    assert end(node, client, first).status is Status.PUT_OK
+    node.run(3_000)
+    [[_]] = node.backend.put_encoded([half_record(begun="again", HS_PID="q")])
+    second = records(node.backend)[-1]
+    assert second.topic == HALF_TOPIC
+    assert end(node, client, second, commit=False).status is Status.PUT_OK
+    node.run(3_000)
+    node.backend.store.transactions._ended.clear()
+    node.decisions._made.clear()
+    assert end(node, client, second, commit=False).status is Status.PUT_OK
+    assert "rolled back" in end(node, client, second).reason
+    assert end(node, client, first).status is Status.PUT_OK
+
+
+def test_nobody_remembers_the_end_of_a_transaction_without_an_id(
+    node: OwnNode, client: VirtualClient
+) -> None:
+    """Of a broker's log that was taken over: nothing finds what has ended one."""
+    pairs = [pair for pair in half_pairs("T", 1, "producers", "", ()) if pair[1]]
+    raw = build_record(
+        HALF_TOPIC, b"body", queue_id=0, properties=pairs, born_timestamp_ms=1, born_host=NO_HOST
+    )
+    [[_]] = node.backend.put_encoded([raw])
+    half = records(node.backend)[-1]
+    assert end(node, client, half, half.message_id).status is Status.PUT_OK
+    node.run(3_000)
+    assert end(node, client, half, half.message_id).status is Status.PUT_OK, "it is remembered"
+    node.backend.store.transactions._ended.clear()
+    node.decisions._made.clear()
+    for commit in (True, False):
+        done = end(node, client, half, half.message_id, commit=commit)
+        assert done.status is Status.TIMEOUT and "not remembered" in done.reason
+
+
 def test_a_message_set_aside_is_not_taken_for_rolled_back(
     node: OwnNode, client: VirtualClient
 ) -> None:
