@@ -14,6 +14,7 @@ from hastore.errors import NotStoredError, Status
 from hastore.fs.filesystem import REAL
 from hastore.ha.master.group_transfer import Outcome
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
+from hastore.record import properties
 from hastore.record.codec import build_record, decode_record, encode_record
 from hastore.record.delays import (
     DELAYS_MS,
@@ -30,6 +31,7 @@ from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import PATIENCE_MS, ScheduleMessageService
 from hastore.store import replay
+from hastore.store.append import validation
 from hastore.store.append.results import own_records
 from hastore.store.append.uniform_batch import EntryFraming
 from hastore.store.derived.deliveries import read_delays
@@ -988,6 +990,23 @@ def test_a_smaller_limit_of_messages_refuses_none_that_was_accepted(tmp_path, cl
         settle(service, store)
         assert service.delivered == 1 and service.lost == 0
         check_log(store, drained=True)
+
+
+@pytest.mark.parametrize("more", [{"KEYS": "k " * 70 + "k"}, {"odd": "a-b"}])
+def test_properties_that_only_a_broker_takes_are_delivered(store, clock, monkeypatch, more):
+    """Of a log that was taken over: RocketMQ bounds no KEYS, and takes 0x01 in a value."""
+    raw = waiting(0, 1, **more).replace(b"a-b", b"a\x01b")
+    with monkeypatch.context() as patch:
+        patch.setattr(properties, "MAX_KEYS", 1_000)
+        patch.setattr(validation, "_is_well_formed", lambda _: True)
+        put_waiting(store, raw, waiting(1, 1))
+    clock.move(2_000)
+    service = service_of(Master(store), clock)
+    settle(service, store)
+    assert (service.delivered, service.lost) == (2, 0)
+    found = [one for one in records_of(store) if one.topic == "T"]
+    assert [one.body for one in found] == [b"0", b"1"]
+    assert decode_record(raw).properties in found[0].properties
 
 
 def _lose(root, *names):

@@ -167,11 +167,12 @@ class PutValidator:
                 flags & FLAGS_REFUSED
                 or body_size > max_body
                 or size > self._max_record
-                or (properties and not _is_well_formed(properties))
-                or words_of_keys(properties)
+                # A delivery's properties are those that the log has already, perhaps a broker's.
+                or (properties and not delivers and not _is_well_formed(properties))
+                or (not delivers and words_of_keys(properties))
                 or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
             ):
-                reason = self._why_not(parts, properties, max_body)
+                reason = self._why_not(parts, b"" if delivers else properties, max_body)
             producer = None
             if reason is None and properties:
                 try:
