@@ -45,6 +45,7 @@ from hastore.errors import (
 from hastore.pipeline.iceberg_files import (
     data_file,
     file_schema,
+    has_columns,
     is_partitioned_as_made,
     new_table_schema,
 )
@@ -165,9 +166,12 @@ class IcebergTarget:
         """Make the table in the first run; return the schema of the files.
 
         `schema` is that of other exports' files, which have topic and date in their folders' names.
+        If a run that ended before its first commit has made the table for other columns, it is
+        made anew.
         """
         whole = table_schema(schema)
         with self._named():
+            self._drop_unused(whole)
             if self._table is None:
                 self._table = self._make(whole)
         self._check(self._table)
@@ -323,6 +327,19 @@ class IcebergTarget:
                 f"another run has made the Iceberg table {self.path} meanwhile; wait until it has "
                 "ended, and run the job again"
             ) from exists
+
+    def _drop_unused(self, schema: pa.Schema) -> None:
+        """Drop a table without a commit that was made for other columns. Raises UsageError."""
+        if self._table is None or self.number or has_columns(self._schema(self._table), schema):
+            return
+        if self._table.current_snapshot() is not None:
+            raise UsageError(
+                f"the Iceberg table {self.path} has other columns than this export, and rows of "
+                "another program; name a table that is not there yet"
+            )
+        assert self._catalog is not None
+        self._catalog.drop_table(self._name)
+        self._table = None
 
     def _schema(self, table: Table) -> Schema:
         """Return the schema with which the table was made; columns may be added or renamed."""

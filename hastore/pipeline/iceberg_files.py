@@ -17,6 +17,7 @@ from pyiceberg.io.pyarrow import (
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
     pyarrow_to_schema,
+    schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -51,6 +52,13 @@ def new_table_schema(schema: pa.Schema) -> tuple[Schema, PartitionSpec]:
 def file_schema(schema: pa.Schema, iceberg: Schema) -> pa.Schema:
     """Return the schema of the files: that of Arrow, with the numbers that the table gave."""
     return _numbered(schema, lambda path: iceberg.find_field(".".join(path)).field_id)
+
+
+def has_columns(iceberg: Schema, schema: pa.Schema) -> bool:
+    """Return whether a table was made for this schema of Arrow, whatever numbers it gave."""
+    wanted, _ = new_table_schema(schema)
+    made, asked = (schema_to_pyarrow(one, include_field_ids=False) for one in (iceberg, wanted))
+    return bool(made.equals(asked))
 
 
 def is_partitioned_as_made(spec: PartitionSpec, iceberg: Schema) -> bool:

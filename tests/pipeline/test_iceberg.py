@@ -252,6 +252,38 @@ def test_a_run_that_is_killed_at_any_moment_leaves_each_message_once(place, monk
     assert values(place.target) == bodies(place.messages[:store])
 
 
+def test_a_table_of_a_run_that_died_before_its_first_commit_gets_the_columns_of_the_next_run(
+    place, monkeypatch
+):
+    """The options of that run bind nobody: it has stored nothing."""
+    write_anew(place.store, [("t", 0, {"body": b'{"a": 1}'})])
+    kinds = iter([t.StructType().add("a", one) for one in (t.IntegerType(), t.StringType())])
+    monkeypatch.setattr("hastore.pipeline.export_options.parse_schema", lambda _: next(kinds))
+    for options in ({}, {"json_schema": "a int"}):
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            patch.setattr(IcebergTarget, "commit", crash)
+            run(place, **options)
+    # A number for the text, or no number at all: a file that no reader could take.
+    assert run(place, json_schema="a string", headers=True, metadata=True).corrupt_bodies == 1
+    with table_of(place.target) as table:
+        found = table.scan().to_arrow()
+    assert found["a"].to_pylist() == [None] and found["_corrupt"].to_pylist() == [b'{"a": 1}']
+    assert {"headers", "physicalOffset"} <= set(found.column_names)
+
+
+def test_rows_of_another_program_in_a_table_without_a_commit_are_not_dropped(place, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(IcebergTarget, "commit", crash)
+        run(place)
+    with table_of(place.target) as table:
+        day = datetime.date(2026, 11, 22)
+        table.append(pa.table({"topic": ["t"], "date": [day], "offset": [7]}))
+    with pytest.raises(UsageError, match="has other columns than this export, and rows of another"):
+        run(place, headers=True)
+    with table_of(place.target) as table:
+        assert table.scan().to_arrow()["offset"].to_pylist() == [7]
+
+
 def test_a_commit_whose_answer_is_lost_is_found(place, monkeypatch):
     commit_table = SqlCatalog.commit_table
 
@@ -307,6 +339,24 @@ def test_two_first_runs_at_once_make_one_table(place, monkeypatch):
     monkeypatch.setattr(IcebergTarget, "_make", make_after_another_run)
     with pytest.raises(StoreInUseError, match="another run has made the Iceberg table"):
         run(place)
+    assert values(place.target) == bodies(place.messages[:40])
+
+
+def test_a_first_run_is_refused_if_another_one_makes_the_table_anew(place, monkeypatch):
+    """Its files have the numbers of the columns of the table that it knew."""
+
+    def other(_):
+        monkeypatch.undo()
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            run_here(patch)
+            patch.setattr(IcebergTarget, "commit", crash)
+            run(place, headers=True)
+
+    run_here(monkeypatch, other)
+    with pytest.raises(StoreError, match=r"UUID .* run the same command again"):
+        run(place)
+    run_here(monkeypatch)
+    assert run(place, headers=True).messages == 40
     assert values(place.target) == bodies(place.messages[:40])
 
 
