@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from hastore.client import Admin
-from hastore.client.connections.bootstrap import parse_bootstrap
+from hastore.client.connections.bootstrap import cluster_of, parse_bootstrap
 from hastore.errors import StoreFullError, UsageError
 from hastore.pipeline.compact_files import (
     FRESH,
@@ -177,10 +177,16 @@ def check_compact(where: Where, target: str, options: CompactOptions) -> None:
 
 
 def _topic(parsed: SourceOptions) -> Subscribe:
-    """Return the strategy with the one topic. Raises UsageError.
+    """Return the strategy with the one topic. Raises UsageError, also for several groups.
 
     The topics of the options are counted, because a text with commas names several.
     """
+    cluster = cluster_of(parsed.bootstrap)
+    if cluster is not None:
+        raise UsageError(
+            f"compact reads one group, and {cluster} names all groups of a cluster, whose messages "
+            f"have no common order; give --servers {cluster}/GROUP, and each group its own --target"
+        )
     strategy = parsed.strategy
     if not isinstance(strategy, Subscribe) or len(strategy.topics) != 1:
         raise UsageError("compact takes one topic; give --topic once")

@@ -163,3 +163,11 @@ def test_compact_takes_no_list_of_topics(tmp_path):
     with pytest.raises(UsageError, match="compact takes one topic"):
         compact(SPARK, Where(str(tmp_path / "store"), topics=("a,b",)), str(tmp_path / "t"))
     assert not (tmp_path / "t").exists()
+
+
+def test_compact_takes_no_cluster_of_several_groups(tmp_path):
+    """A physical offset orders the messages of one log; the latest of two groups is unknown."""
+    where = Where(servers="zk://127.0.0.1:1/prod", topics=("t",))
+    with pytest.raises(UsageError, match="one group.*give --servers zk://127.0.0.1:1/prod/GROUP"):
+        compact(SPARK, where, str(tmp_path / "t"))
+    assert not (tmp_path / "t").exists()
