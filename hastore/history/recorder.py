@@ -31,7 +31,10 @@ _CERTAIN = (
     NotStoredError, UsageError, UnreachableError, ForbiddenError, NotAuthenticatedError,
     PositionBehindError, FencedError,
 )  # fmt: skip
-Row = tuple[int, "str | None", bytes]  # queue offset, key, body
+# Of a commit these two may come after an attempt whose answer was lost.
+_OPEN_OF_A_COMMIT = (UnreachableError, NotAuthenticatedError)
+# Queue offset, key, body; as Spark gives them, the key has bytes, and a tombstone no body.
+Row = tuple[int, "str | bytes | bytearray | None", "bytes | bytearray | None"]
 
 
 class Recorder:
@@ -112,7 +115,10 @@ class Recorder:
 
     def rows(self, topic: str, queue: int, start: int, end: int, rows: Iterable[Row]) -> None:
         """Note what a job got of the queue offsets [start, end), such as a query of Spark."""
-        seen = [(place, e.digest_of(topic, key, bytes(body))) for place, key, body in rows]
+        seen = [
+            (place, e.digest_of(topic, _as_text(key), bytes(body or b"")))
+            for place, key, body in rows
+        ]
         digest = e.range_digest(seen)
         self.add(e.Range("job", self.now(), topic, queue, start, end, len(seen), digest))
 
@@ -132,6 +138,11 @@ class Recorder:
         with self._lock:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
         return name or f"{kind}-{number}"
+
+
+def _as_text(key: str | bytes | bytearray | None) -> str | None:
+    """Return a key as messages have it, and the records of a log."""
+    return key if key is None or isinstance(key, str) else key.decode("utf-8", "replace")
 
 
 def _check_client(client: Any) -> None:
@@ -159,9 +170,13 @@ class _Calls:
         self.recorder.add(e.Ok(self.name, op, now, result.level, result.offset, queue,
                                result.queue_offset, result.epoch))  # fmt: skip
 
-    def fail(self, op: int, error: BaseException) -> None:
-        """Note that a call has raised: it was certainly not carried out, or nobody knows."""
-        kind = e.Fail if isinstance(error, _CERTAIN) else e.Info
+    def fail(self, op: int, error: BaseException, still_open: tuple[type, ...] = ()) -> None:
+        """Note that a call has raised: it was certainly not carried out, or nobody knows.
+
+        Errors of the types `still_open` say nothing of this call.
+        """
+        is_certain = isinstance(error, _CERTAIN) and not isinstance(error, still_open)
+        kind = e.Fail if is_certain else e.Info
         text = f"{type(error).__name__}: {error}"
         self.recorder.add(kind(self.name, op, self.recorder.now(), text))
 
@@ -354,7 +369,7 @@ class RecordedConsumer:
         try:
             self._consumer.commit()
         except BaseException as failure:
-            self._calls.fail(op, failure)
+            self._calls.fail(op, failure, _OPEN_OF_A_COMMIT)
             raise
         self._sought = False
         self._calls.end(op)

@@ -14,6 +14,7 @@ from hastore.client.messages import decode_messages
 from hastore.errors import (
     FlushSlaveTimeout,
     MessageIllegalError,
+    NotAuthenticatedError,
     NotStoredError,
     OutcomeUnknown,
     PositionBehindError,
@@ -274,6 +275,26 @@ def test_a_commit_is_recorded_with_its_positions() -> None:
         assert isinstance(events[-1], e.Seek) and events[-1].queue is None
 
 
+@pytest.mark.parametrize("error", [UnreachableError, NotAuthenticatedError])
+def test_a_commit_without_an_answer_may_count(error: type[Exception]) -> None:
+    """The master did it and was killed; a new consumer goes on from there, and commits less."""
+    fake = FakeConsumer()
+    events, consumer = watched(fake)
+    fake.places = {0: Position(100)}
+    consumer.commit()
+    consumer.seek(0, 0)
+    fake.places, fake.error = {0: Position(0)}, error("did not answer within 5 s")
+    with pytest.raises(error):
+        consumer.commit()
+    assert isinstance(events[-1], e.Info)
+    after = FakeConsumer()
+    after.places = {0: Position(10)}
+    recorder = Recorder(sink=events.append)
+    events.pop()  # a second header
+    recorder.consumer(after, "another").commit()
+    assert not check(events).broken
+
+
 def test_the_queues_of_a_member_come_and_leave() -> None:
     fake = FakeShared()
     events, consumer = watched(fake)
@@ -318,6 +339,13 @@ def test_faults_and_rows_are_recorded() -> None:
     ])  # fmt: skip
     found = events[2]
     assert isinstance(found, e.Range) and (found.count, found.digest) == (2, digest)
+    # As Spark gives them: bytes for a key, which need not be UTF-8, and None for a tombstone.
+    recorder.rows("T", 1, 10, 13, [(10, b"k", bytearray(b"a")), (11, bytearray(b"\xff"), None)])
+    digest = e.range_digest([
+        (10, e.digest_of("T", "k", b"a")), (11, e.digest_of("T", "\ufffd", b"")),
+    ])  # fmt: skip
+    found = events[3]
+    assert isinstance(found, e.Range) and found.digest == digest
     recorder.close()
     recorder.fault("kill", 1)
-    assert len(events) == 3, "nothing after the end"
+    assert len(events) == 4, "nothing after the end"
