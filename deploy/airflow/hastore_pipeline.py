@@ -44,8 +44,13 @@ class HastorePipelineOperator(BaseOperator):
                 command, stdout=output, stderr=subprocess.PIPE, text=True
             ) as self._process:
                 assert self._process.stderr is not None
-                for line in self._process.stderr:
-                    self.log.info("%s", line.rstrip())
+                try:
+                    for line in self._process.stderr:
+                        self.log.info("%s", line.rstrip())
+                except BaseException:  # as of execution_timeout: `with` would wait for the jobs
+                    self.on_kill()
+                    self._process.stderr.read()  # else their last words would end them at once
+                    raise
             output.seek(0)
             told = output.read()
         code = self._process.returncode

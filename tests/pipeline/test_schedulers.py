@@ -11,8 +11,10 @@ import pathlib
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import types
 from typing import Any
 
@@ -214,6 +216,40 @@ def test_a_task_that_airflow_ends_stops_its_jobs(
     operator.log.addHandler(StopAtOnce())
     with pytest.raises(AirflowError, match="exit code 143: see the log"):
         operator.execute({"ti": Instance()})
+
+
+def test_a_task_that_takes_too_long_stops_its_jobs(
+    dag: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """Airflow raises its timeout in `execute`, and calls `on_kill` only after that has ended."""
+    program = tmp_path / "hastore"
+    program.write_text(WAITING.format(python=sys.executable))
+    program.chmod(0o755)
+    operator = dag["HastorePipelineOperator"](task_id="jobs", file="a.yaml", hastore=str(program))
+
+    def on_alarm(*_: object) -> None:
+        raise TimeoutError("execution_timeout")
+
+    def end_it() -> None:  # else a mistake would hang the test
+        operator._process.kill()
+
+    class AlarmWhenReady(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "ready":
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    operator.log = logging.Logger("airflow.task")
+    operator.log.addHandler(AlarmWhenReady())
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    late = threading.Timer(30.0, end_it)
+    late.start()
+    try:
+        with pytest.raises(TimeoutError, match="execution_timeout"):
+            operator.execute({"ti": Instance()})
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        late.cancel()
+    assert operator._process.returncode == 143
 
 
 def test_the_dag_never_runs_the_jobs_twice_at_a_time(dag: dict[str, Any]) -> None:
