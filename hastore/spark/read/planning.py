@@ -8,6 +8,7 @@ from dataclasses import replace
 from pyspark.sql.datasource import InputPartition
 
 from hastore.errors import CorruptRecordError, UnreachableError, UsageError
+from hastore.record.topic_records import OWN_PREFIX
 from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
@@ -18,7 +19,6 @@ EVERYTHING = WantedMessages()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
 CHECK_S = 2.0  # the most that `load()` waits for a node; the planning waits longer
 _LATEST_MS = 2**62  # for which nodes look
-INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches these
 
 
 def open_backend(options: SourceOptions) -> Backend:
@@ -187,7 +187,10 @@ def select(strategy: Strategy, backend: Listing) -> dict[TopicPartition, OffsetR
 def matching(
     strategy: Strategy, available: Mapping[TopicPartition, OffsetRange]
 ) -> dict[TopicPartition, OffsetRange]:
-    """Return the partitions that the strategy selects, as far as they exist."""
+    """Return the partitions that the strategy selects, as far as they exist.
+
+    A pattern never matches the topics of the group itself, such as HASTORE_POSITIONS.
+    """
     if isinstance(strategy, Subscribe):
         return {key: span for key, span in available.items() if key.topic in strategy.topics}
     if isinstance(strategy, Assign):
@@ -196,7 +199,7 @@ def matching(
     return {
         key: span
         for key, span in available.items()
-        if pattern.fullmatch(key.topic) and key.topic not in INTERNAL_TOPICS
+        if pattern.fullmatch(key.topic) and not key.topic.startswith(OWN_PREFIX)
     }
 
 

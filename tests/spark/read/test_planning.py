@@ -86,6 +86,16 @@ def test_the_limits_of_the_options_still_hold(path):
         plan_path(path, EqualTo(("topic",), "u"), subscribePattern="t", startingOffsets='{"t":{}}')
 
 
+def test_a_pattern_leaves_out_the_topics_of_the_group_itself(tmp_path):
+    """Each topic that somebody makes, and each commit of positions, is a message of these."""
+    own = [*numbered(2, topic="HASTORE_TOPICS"), *numbered(2, topic="HASTORE_POSITIONS")]
+    write_store(tmp_path, [*numbered(3), *own])
+    assert set(spans(plan_path(str(tmp_path)))) == {("t", 0)}
+    given = parse_options({"path": str(tmp_path), "subscribe": "HASTORE_TOPICS"})
+    with PathBackend(str(tmp_path), True) as backend:
+        assert set(spans(plan(backend, given))) == {("HASTORE_TOPICS", 0)}
+
+
 def test_times_that_run_back_lose_no_message(tmp_path):
     """A RocketMQ broker's clock may be set back."""
     seed = random.randrange(2**32)
