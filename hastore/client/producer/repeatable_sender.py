@@ -125,10 +125,9 @@ class RepeatableSender:
         self.start = 0  # numbers before are stored: `put` leaves them out
         self.last_known: int | None = None  # the greatest number that was stored at the beginning
 
-    def queues_of(self, topic: str | None) -> int:
-        """Return how many queues a topic has for messages without one; of None, a new topic."""
-        cluster = self._requester.cluster
-        return cluster.default_queues if topic is None else cluster.queues_of(topic)
+    def queues_of(self, topic: str) -> int:
+        """Return how many queues a topic has for messages without one."""
+        return self._requester.cluster.queues_of(topic)
 
     @property
     def unconfirmed(self) -> tuple[int, int] | None:

@@ -132,8 +132,8 @@ class RowError(UsageError):
 class RecordBuilder:
     """Build the records of one task.
 
-    `topic` is that of all rows, `default_topic` that of rows without one. `queues` is the number of
-    queues of a new topic.
+    `topic` is that of all rows, `default_topic` that of rows without one. `queues_of` returns how
+    many queues a topic has for messages without one.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class RecordBuilder:
         partition: int,
         producer_id: str,
         first_number: int,
-        queues: int,
+        queues_of: Callable[[str], int],
         born_host: Host,
     ) -> None:
         self._columns = columns
@@ -154,7 +154,7 @@ class RecordBuilder:
         self._partition = partition
         self._numbered = pa.scalar(f"HS_PID\x01{producer_id}\x02HS_SEQ\x01".encode(), pa.binary())
         self._first_number = first_number
-        self._queues = queues
+        self._queues_of = queues_of
         self._born_host = born_host
         self._flags = FLAG_BORN_IPV6 if born_host.is_ipv6 else 0
         self._header = np.dtype(
@@ -215,7 +215,7 @@ class RecordBuilder:
         headers["size"] = self._header.itemsize + body_sizes + topic_sizes + 2 + property_sizes
         headers["magic"] = V1_MAGIC
         headers["body_crc"] = _crcs(bodies)
-        headers["queue_id"] = self._queue_ids(rows, key, first_row)
+        headers["queue_id"] = self._queue_ids(rows, key, names, first_row)
         headers["sys_flag"] = self._flags
         headers["born_timestamp_ms"] = born_ms
         headers["body_length"] = body_sizes
@@ -311,15 +311,17 @@ class RecordBuilder:
             found = self._topics[name] = bytes((len(name),)) + name.encode()
         return found
 
-    def _queue_ids(self, rows: pa.RecordBatch, key: pa.Array | None, first_row: int) -> Ints:
+    def _queue_ids(
+        self, rows: pa.RecordBatch, key: pa.Array | None, topics: pa.Array | str, first_row: int
+    ) -> Ints:
         """Return each row's queue: its `partition`, else by its key, else in turn."""
-        count = len(rows)
-        ids = (np.arange(count) + first_row + self._partition) % self._queues
+        count, queues = len(rows), self._queue_counts(topics)
+        ids: Ints = (np.arange(count) + first_row + self._partition) % queues
         if key is not None and key.null_count < count:
-            crc, queues = zlib.crc32, self._queues
+            crc, counts = zlib.crc32, np.broadcast_to(queues, count).tolist()
             for row, value in enumerate(key.to_pylist()):
                 if value is not None:
-                    ids[row] = crc(value) % queues
+                    ids[row] = crc(value) % counts[row]
         place = self._columns.partition
         if place is None:
             return ids
@@ -329,6 +331,15 @@ class RecordBuilder:
             wanted < 0, first_row, lambda at: f"column 'partition' is {wanted[at]}; it is a queue"
         )
         return np.where(given.is_valid().to_numpy(zero_copy_only=False), wanted, ids)
+
+    def _queue_counts(self, topics: pa.Array | str) -> Ints:
+        """Return how many queues the topic of each row has; one number if all are equal."""
+        if isinstance(topics, str):
+            return np.array(self._queues_of(topics), np.int64)
+        encoded = topics.dictionary_encode()
+        counts = [self._queues_of(name) for name in encoded.dictionary.to_pylist()]
+        found: Ints = np.array(counts, np.int64)[encoded.indices.to_numpy()]
+        return found
 
 
 # -- Arrow

@@ -132,7 +132,7 @@ class _Task:
             partition=self._partition,
             producer_id=identity.producer_id,
             first_number=identity.first,
-            queues=sender.queues_of(options.topic or options.default_topic),
+            queues_of=sender.queues_of,
             born_host=sender.born_host(),
         )
         rows = 0

@@ -38,7 +38,7 @@ ALL = SinkColumns(0, 1, 2, 3, 4, 5)
 def builder(columns=ALL, topic=None, born_host=NO_HOST, queues=4):
     return RecordBuilder(
         columns, topic=topic, partition=3, producer_id="sparkabc", first_number=7 << 32,
-        queues=queues, born_host=born_host,
+        queues_of=lambda _: queues, born_host=born_host,
     )  # fmt: skip
 
 
@@ -138,11 +138,35 @@ def test_rows_without_a_topic_go_to_that_of_the_view():
     rows = [row(topic=None), row(topic="u")]
     made = RecordBuilder(
         ALL, topic=None, default_topic="t", partition=0, producer_id="p", first_number=0,
-        queues=1, born_host=NO_HOST,
+        queues_of=lambda _: 1, born_host=NO_HOST,
     )  # fmt: skip
     [chunk] = made.build(batch(rows), 0, 5)
     first = decode_record(chunk.payload)
     assert [first.topic, decode_record(chunk.payload[first.size :]).topic] == ["t", "u"]
+
+
+def test_each_topic_has_queues_of_its_own():
+    """A key goes to the same queue as by Producer, and no row to a queue that is not there."""
+    counts = {"few": 2, "many": 16, "t": 4}
+    made = RecordBuilder(
+        ALL, topic=None, default_topic="t", partition=0, producer_id="p", first_number=0,
+        queues_of=counts.__getitem__, born_host=NO_HOST,
+    )  # fmt: skip
+    keys = [b"k%d" % number for number in range(30)] + [None] * 30
+    for topics in ([None, "few", "many"], ["few"], ["many"]):
+        rows = [row(topic=t, key=key, partition=None) for key in keys for t in topics]
+        found = []
+        for chunk in made.build(batch(rows), 0, 5):
+            at = 0
+            while at < len(chunk.payload):
+                found.append(decode_record(chunk.payload[at:]))
+                at += found[-1].size
+        assert len(found) == len(rows)
+        for place, (record, given) in enumerate(zip(found, rows, strict=True)):
+            queues = counts[given["topic"] or "t"]
+            assert record.topic == (given["topic"] or "t")
+            key = given["key"]
+            assert record.queue_id == (place if key is None else zlib.crc32(key)) % queues
 
 
 def test_bytes_that_are_not_utf8_are_stored_as_they_are():
