@@ -6,19 +6,20 @@ nothing before it was cut, because a cut removes the end of the log. RocketMQ's 
 epochs, so the marks are fields of the record itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from hastore.errors import PositionLostError
+from hastore.errors import PositionLostError, UsageError
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.options.source_options import Strategy
 from hastore.spark.read.backend import Backend
+from hastore.spark.read.clusters import is_of_cluster
 from hastore.spark.read.planning import select
 
 MARK_COLUMNS = (Column.PHYSICAL_OFFSET, Column.SIZE, Column.BODY_CRC, Column.TIMESTAMP)
@@ -106,8 +107,10 @@ def next_ranges(
     """Return what to read next of each queue, and what is lost.
 
     Raises PositionLostError if the log was cut after it was read, and, with `fail_on_data_loss`, if
-    retention has removed messages that were never read.
+    retention has removed messages that were never read. Raises UsageError if the positions are of a
+    group alone and the queues of a whole cluster, or the other way.
     """
+    _check_numbers(backend, available, positions)
     ranges, lost = {}, []
     for key in sorted(available):
         there, known = available[key], positions.get(key)
@@ -125,6 +128,31 @@ def next_ranges(
         if start < there.end:
             ranges[key] = OffsetRange(start, there.end)
     return ranges, lost
+
+
+def _check_numbers(
+    backend: Backend,
+    available: Mapping[TopicPartition, OffsetRange],
+    positions: Mapping[TopicPartition, ReadPosition],
+) -> None:
+    """Raise UsageError if no position is of a queue of its topic, because others number them."""
+    known, there = _partitions(positions), _partitions(available)
+    for topic in sorted(known.keys() & there.keys()):
+        before, now = (is_of_cluster(max(one[topic])) for one in (known, there))
+        if before != now and not known[topic] & there[topic]:
+            names = ("a group alone", "all groups of a cluster")
+            raise UsageError(
+                f"topic {topic!r} was read from {names[before]} before, and {backend.where} is "
+                f"{names[now]}, which numbers the queues in another way: all messages would be "
+                "read again. Read from where the runs before did, or name a new target"
+            )
+
+
+def _partitions(keys: Iterable[TopicPartition]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for topic, partition in keys:
+        found.setdefault(topic, set()).add(partition)
+    return found
 
 
 def check_read_position(

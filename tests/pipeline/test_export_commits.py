@@ -15,6 +15,7 @@ from hastore.pipeline.compact import compact
 from hastore.pipeline.delta import DeltaLog
 from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
+from hastore.spark.read.clusters import partition_of
 from tests.spark.stores import numbered, write_store
 
 SPARK = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
@@ -163,6 +164,22 @@ def test_compact_takes_no_list_of_topics(tmp_path):
     with pytest.raises(UsageError, match="compact takes one topic"):
         compact(SPARK, Where(str(tmp_path / "store"), topics=("a,b",)), str(tmp_path / "t"))
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("first", ["group", "cluster"])
+def test_a_target_of_a_group_does_not_go_on_with_its_cluster(tmp_path, monkeypatch, first):
+    """There the same queue has another number: all messages would be in the target twice."""
+    run_here(monkeypatch)
+    messages, number = numbered(4), partition_of("g1", 0)
+    write_store(tmp_path / "group", messages)
+    write_store(tmp_path / "cluster", [("t", number, fields) for _, _, fields in messages])
+    target = tmp_path / "target"
+    second = "cluster" if first == "group" else "group"
+    export(SPARK, Where(str(tmp_path / first), topics=("t",)), str(target))
+    with pytest.raises(UsageError, match="'t' was read from .* before.*would be read again"):
+        export(SPARK, Where(str(tmp_path / second), topics=("t",)), str(target))
+    assert export(SPARK, Where(str(tmp_path / first), topics=("t",)), str(target)).messages == 0
+    assert values(target) == bodies(messages)
 
 
 def test_compact_takes_no_cluster_of_several_groups(tmp_path):

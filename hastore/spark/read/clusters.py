@@ -43,6 +43,11 @@ def partition_of(group: str, queue: int) -> int:
     return number_of(group) * MAX_QUEUES + queue
 
 
+def is_of_cluster(partition: int) -> bool:
+    """Return whether a partition is one of a cluster, not a queue of a group that is read alone."""
+    return partition >= MAX_QUEUES  # but for the groups with the number 0, one of 524,288
+
+
 class _Groups:
     """The groups of a cluster, each with its part, by number."""
 
