@@ -29,8 +29,7 @@ class ItemWalk:
         self._form = form
         self._file_size = file_size
         self.check = check if check is not None else form.chain()
-        self._rest = b""  # the beginning of an item that is not whole yet
-        self._blank = 0  # bytes of a blank that are still to come
+        self._rest = b""  # the beginning of an item or a blank that is not whole yet
 
     @property
     def chain(self) -> EntryChain | None:
@@ -45,10 +44,6 @@ class ItemWalk:
         """
         whole = self._rest + data if self._rest else data
         view, at, end = memoryview(whole), 0, len(whole)
-        if self._blank:
-            at = min(self._blank, end)
-            self._blank -= at
-            self.offset += at
         while at < end:
             size = self._item(view, at, end)
             if not size:
@@ -71,10 +66,10 @@ class ItemWalk:
         if end - at < _HEAD_BYTES and left >= _HEAD_BYTES:
             return 0
         if form.check_blank(view, at, at + left):
-            here = min(left, end - at)
-            self._blank = left - here
-            self.offset += here
-            return here
+            if end - at < left:  # a log that ends inside a blank ends before it
+                return 0
+            self.offset += left
+            return left
         announced = form.announced(view, at, end)
         if end - at < announced <= left:
             return 0
@@ -94,4 +89,4 @@ class ItemWalk:
     @property
     def is_whole(self) -> bool:
         """Whether all that was fed are whole items."""
-        return not self._rest and not self._blank
+        return not self._rest

@@ -137,6 +137,26 @@ def test_a_synchronous_master_is_copied_up_to_what_is_confirmed(tmp_path, place)
         assert take(master.config, place).manifest.end_offset == end
 
 
+def test_a_log_that_is_readable_up_to_inside_a_blank_is_copied_up_to_the_blank(node, place):
+    """A slave has received a part of the blank at the end of a log file: bytes, not records."""
+    blank = last_item(node.bytes(0, FILE_SIZE))
+    end = node.store.max_offset
+    node.store.set_limits(readable=blank + 10)
+    assert take(node.config, place).manifest.end_offset == blank
+    assert check(place).end_offset == blank
+    node.store.set_limits(readable=end)
+    assert take(node.config, place).manifest.end_offset == end
+    assert content(open_target(str(place)), check(place)) == node.bytes(0, end)
+
+
+def last_item(file: bytes) -> int:
+    """Return where the last record or blank of a log file begins."""
+    at = last = 0
+    while at < len(file):
+        last, at = at, at + int.from_bytes(file[at : at + 4])
+    return last
+
+
 class Broken(LocalTarget):
     """A target that fails at the n-th new object, after a part of it was written."""
 
