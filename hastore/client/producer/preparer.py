@@ -7,6 +7,7 @@ of a producer are computed only once.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import socket
 import struct
@@ -21,7 +22,13 @@ from hastore.client.arguments import MAX_INT32, SendOptions, integer, key_text, 
 from hastore.client.connections.bootstrap import Targets, host_and_port, look_up, numeric_targets
 from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
-from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, own_prefix
+from hastore.protocol.api import (
+    MAX_FRAME_BYTES,
+    MAX_MESSAGE_BYTES,
+    PRODUCER_ID,
+    SEQUENCE,
+    own_prefix,
+)
 from hastore.record.codec import NO_HOST, Host, build_record
 from hastore.record.compression import compress
 from hastore.record.delays import MARK, MAX_LEVELS, TIMERS
@@ -37,6 +44,7 @@ from hastore.record.properties import check_topic, encode_properties
 
 MAX_DELAY_LEVEL = MAX_LEVELS
 _TOPICS_KEPT = 1_024
+_OTHER_BYTES = 400  # of a record, at most, beside its body and its caller's properties
 _LENGTH = struct.Struct(">H")
 # The header between IPv4 hosts. Seven values are packed instead of seventeen; the others are zero.
 _FRONT = header_struct(
@@ -110,6 +118,12 @@ class RecordEncoder:
             tail = b"".join((name, _LENGTH.pack(len(properties)), self._numbered))
             self._last = topic, len(number), tail
         return b"".join((front, body, name, _LENGTH.pack(len(properties)), properties))
+
+    def check_properties(self, pairs: list[tuple[str, str]]) -> None:
+        """Raise the MessageIllegalError with which `encode` would refuse these properties."""
+        if self._producer_id is not None:
+            pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, "0")]
+        encode_properties(pairs)
 
     def _learn(self, topic: str) -> bytes:
         """Return the length byte and the topic; b"" if it is empty or too long for that byte."""
@@ -272,7 +286,8 @@ class Preparer:
     ) -> list[list[Draft]]:
         """Return the checked messages in their order, split into parts of one frame each.
 
-        `queue` is for messages that name no queue.
+        `queue` is for messages that name no queue. Raises as `draft`, and MessageIllegalError for
+        properties that only a later part's encoder would refuse: by then others would be sent.
         """
         if isinstance(messages, _ONE_BODY) or not isinstance(messages, Iterable):
             raise refusal("messages", messages, "a list of bytes or of OutgoingMessages")
@@ -280,7 +295,7 @@ class Preparer:
             queue = queue_of("queue", queue)
         self.checked_body(topic, b"")
         parts: list[list[Draft]] = []
-        size = 0
+        size = frame = 0
         for place, message in enumerate(messages):
             if type(message) is bytes:
                 draft = Draft(self.checked_body(topic, message), None, [], queue)
@@ -292,15 +307,31 @@ class Preparer:
             else:
                 body = self.checked_body(topic, body_of(f"messages[{place}]", message))
                 draft = Draft(body, None, [], queue)
+            own = len(draft.body) + _OTHER_BYTES
+            if draft.pairs:
+                own += _most_bytes(draft.pairs)
             size += len(draft.body)
-            if not parts or len(parts[-1]) >= self._part_records or size > self._batch_bytes:
+            frame += own
+            if (
+                not parts or len(parts[-1]) >= self._part_records or size > self._batch_bytes
+                or frame > MAX_FRAME_BYTES
+            ):  # fmt: skip
                 parts.append([])
-                size = len(draft.body)
+                size, frame = len(draft.body), own
             parts[-1].append(draft)
+        if len(parts) > 1:
+            for draft in itertools.chain.from_iterable(parts):
+                if draft.pairs:
+                    self.encoder.check_properties(draft.pairs)
         return parts
 
 
 _ONE_BODY = (str, bytes, bytearray, memoryview)
+
+
+def _most_bytes(pairs: list[tuple[str, str]]) -> int:
+    """Return a number of bytes that these properties do not exceed in a record."""
+    return sum(4 * (len(name) + len(value)) + 2 for name, value in pairs)
 
 
 def body_of(name: str, body: object) -> bytes:

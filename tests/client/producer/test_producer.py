@@ -117,6 +117,25 @@ def test_a_batch_of_any_size(node: Node) -> None:
     assert bodies(node)[:3_000] == [b"%d" % i for i in range(3_000)]
 
 
+def test_a_batch_with_large_properties_needs_several_frames(node: Node) -> None:
+    """A node ends a connection that sends more than a frame may have, with all that is on it."""
+    messages = [OutgoingMessage(b"x", properties={"p": "v" * 20_000}) for _ in range(256)]
+    with Producer([node.address], delivery_timeout_s=20) as producer:
+        assert len(producer.send_batch("t", messages, queue=0).result(60)) == 256
+    assert len(bodies(node)) == 256
+
+
+@pytest.mark.parametrize("properties", [{"a": "b\x02"}, {"a": "v" * 32_750}])
+def test_a_batch_with_properties_that_no_record_can_hold_sends_nothing(
+    node: Node, properties: dict[str, str]
+) -> None:
+    messages = [b"x"] * 256 + [OutgoingMessage(b"y", properties=properties)]
+    with Producer([node.address]) as producer:
+        with pytest.raises(MessageIllegalError):
+            producer.send_batch("t", messages, queue=0)
+    assert bodies(node) == []
+
+
 def test_linger_fills_frames(node: Node) -> None:
     with Producer([node.address], linger_ms=120_000) as producer:
         producer.send("t", b"first", queue=0)
