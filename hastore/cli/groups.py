@@ -21,13 +21,13 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completing import complete_groups, complete_topics
-from hastore.cli.groups_delete import delete_command, members_of, refuse_online
+from hastore.cli.groups_delete import delete_command, not_known, refuse_online
 from hastore.cli.own_node import wait_replayed
 from hastore.cli.read import parse_moment
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Offsets, Positions
-from hastore.client.messages import GroupMembers, NodeInfo
+from hastore.client.messages import GroupMembers
 from hastore.errors import UnreachableError, UsageError
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -295,7 +295,6 @@ def reset_command(
     wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
-        nodes = [one for one in admin.nodes() if isinstance(one, NodeInfo)]
     if not ranges:
         raise UsageError(f"--topic {topic}: there is no such topic; see `hastore topics list`")
     if queue is not None and queue not in ranges:
@@ -309,7 +308,7 @@ def reset_command(
         }
         if not dry_run:
             if not force:
-                refuse_online(group, members_of(nodes, group, MEMBERS_S)[0])
+                refuse_online(group, _online(addresses, group))
             positions.commit(group, topic, wanted, allow_back=True)
     for one, offset in wanted.items():
         if as_json:
@@ -329,6 +328,18 @@ def reset_command(
     if not before and not dry_run:
         print_note(f"group {group} had no position in topic {topic} before; is its name right?")
     return DONE
+
+
+def _online(addresses: list[str], group: str) -> list[str]:
+    """Return who is in the group; raises HastoreError if no node says it.
+
+    Asked in hastore's own protocol: nodes that do not serve RocketMQ's clients have members, too.
+    """
+    try:
+        with Admin(addresses, timeout_s=MEMBERS_S) as admin:
+            return [one.member for one in admin.group_members(group).members]
+    except UnreachableError as failure:
+        raise not_known(group, str(failure)) from failure
 
 
 def _places_of(found: Mapping[str, list[Place]], group: str) -> list[Place]:

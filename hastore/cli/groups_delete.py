@@ -67,10 +67,7 @@ def delete_command(
     if not force:
         refuse_online(group, online)
     if silent and not force:
-        raise HastoreError(
-            f"nobody knows whether members of group {group} are online: {silent}; nothing was "
-            "changed: try again, or give --force"
-        )
+        raise not_known(group, silent)
     if not yes:
         _confirm(group, topics)
     with RemotingLink(master.address, as_security(None), timeout_s) as link:
@@ -97,6 +94,14 @@ def refuse_online(group: str, online: list[str]) -> None:
     raise HastoreError(
         f"{counted(len(online), 'member')} of group {group} {verb} online ({listed}); nothing was "
         "changed: stop them first, or give --force"
+    )
+
+
+def not_known(group: str, why: str) -> HastoreError:
+    """Return the error if no node says whether members of a group are online."""
+    return HastoreError(
+        f"nobody knows whether members of group {group} are online: {why}; nothing was changed: try"
+        " again, or give --force"
     )
 
 

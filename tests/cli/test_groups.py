@@ -147,6 +147,22 @@ def test_reset_is_refused_while_members_are_online(node, groups):
         assert forced.returncode == 0, forced
 
 
+def test_reset_is_refused_where_rocketmqs_clients_are_not_served():
+    """Python's members are online all the same, and commit their own place after the move."""
+    with running_group(nodes=1, settings={"remoting": {"enabled": False}}) as made:
+        with Producer(made.bootstrap) as producer:
+            producer.send_sync("T", b"x", queue=0)
+        with Consumer("T", made.bootstrap, group="busy", share=True) as consumer:
+            assert consumer.poll(timeout_s=60)
+            consumer.commit()
+            done = hastore(
+                "groups", "reset", "busy", "--topic", "T", "--to", "earliest",
+                "--bootstrap", made[1].api.removeprefix("tcp://"),
+            )  # fmt: skip
+            assert done.returncode == 1, done
+            assert "1 member of group busy is online" in done.stderr
+
+
 def test_reset_of_a_group_that_is_new_says_so(node, groups):
     done = groups("reset", "bilingg", "--topic", "T", "--to", "latest")
     assert done.returncode == 0
