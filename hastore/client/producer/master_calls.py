@@ -8,7 +8,9 @@ They go to the master by the connection of the puts, and are repeated until they
 their time is over: each may be repeated without harm. `SendCore` calls every method but `admit`,
 `stop_polls` and `abandon`; it asks which node is the master.
 
-A poll has no time limit, and nobody loses anything with it. It ends when the producer does.
+A poll has no time limit, and nobody loses anything with it. It ends when the producer does. A node
+answers it after POLL_MS at the latest: one that does not is late as with any other request, since a
+machine that has lost its power ends no connection.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from hastore.protocol import api
 
 log = logging.getLogger(__name__)
 
+POLL_MS = 20_000  # for so long a node may keep a poll
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 LAST_TRY_MS = 50.0  # a refused call is not made again so shortly before its time is over
 _NEVER = float("inf")
@@ -212,8 +215,12 @@ class MasterCalls:
         self._incoming.clear()
 
     def sent_ms(self) -> float | None:
-        """Return when the first end in flight was sent; None without any."""
-        return min([c.sent_ms for c in self._flying.values() if not c.is_poll], default=None)
+        """Return when the first call in flight was sent; None without any.
+
+        A poll counts as sent when the node's time for it is over.
+        """
+        flying = self._flying.values()
+        return min([c.sent_ms + (POLL_MS if c.is_poll else 0) for c in flying], default=None)
 
     def due_ms(self, now: float, master: str | None) -> float:
         """Return when `step` must be called, even if nothing arrives; infinity: never."""

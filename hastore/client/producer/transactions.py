@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hastore.client.arguments import SendOptions, integer, refusal, text
 from hastore.client.messages import Message, SendResult, Status, decode_messages
+from hastore.client.producer.master_calls import POLL_MS
 from hastore.client.producer.preparer import Draft
 from hastore.errors import (
     ClientError,
@@ -47,7 +48,6 @@ from hastore.record.transactions import (
 
 log = logging.getLogger(__name__)
 
-POLL_MS = 20_000
 AGAIN_S = 1.0  # after a poll that has failed
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 _OWN = frozenset({

@@ -15,8 +15,10 @@ from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Arrival
 from hastore.client.messages import SendResult
 from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.master_calls import POLL_MS, MasterCall
 from hastore.client.producer.preparer import RecordEncoder
 from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.transactions import TransactionOptions, poll_request
 from hastore.client.producer.window import Entry, Window
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, MessageIllegalError, NotStoredError, OutcomeUnknown
@@ -350,6 +352,46 @@ def test_what_is_not_acknowledged_is_counted_by_topic() -> None:
     assert bench.core.unacknowledged() == "messages not acknowledged: 2 to 't'"
     bench.settle_all()
     assert bench.core.unacknowledged() == ""
+
+
+class SilentForPolls(FakeTransport):
+    """A machine that has lost its power: it answers nothing, and ends no connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.polls = self.reopened = 0
+
+    def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
+        if isinstance(message, api.AskChecks):
+            self.polls += 1
+            return True
+        return self.polls == 1 or super().send(address, message, payload)
+
+    def reopen(self, address: str) -> None:
+        super().reopen(address)
+        self.reopened += 1
+        self.polls = 10  # it is back
+
+
+def test_a_master_that_is_gone_without_a_word_is_noticed_by_a_poll_alone() -> None:
+    """A producer that only decides transactions has no put that would be late."""
+    transport = SilentForPolls()
+    bench = Bench(transport=transport)
+    bench.run_once()
+    bench.run_once()
+    poll: SendFuture[Any] = SendFuture()
+    options = TransactionOptions("g", None, None, False, 3_000)
+    bench.core.calls.admit(MasterCall(poll_request(options), poll, float("inf"), True))
+    bench.run_once()
+    assert transport.polls == 1
+    began = bench.now
+    while transport.polls < 11 and bench.now < began + 60_000.0:
+        sleep_s = bench.core.sleep_s(bench.now)
+        assert sleep_s >= 0.0, "nothing would wake it"
+        bench.now += sleep_s * 1_000.0 + 1.0
+        bench.run_once()
+        assert not transport.reopened or bench.now > began + POLL_MS
+    assert (transport.reopened, transport.polls) == (1, 11) and not poll.done()
 
 
 class LateRefusals(FakeTransport):
