@@ -19,7 +19,7 @@ from hastore.cli.common import (
 from hastore.cli.own_node import ANSWER_S, ask_own, node_name, of_each
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
-from hastore.config.model import Config, Mode
+from hastore.config.model import Config, Mode, Role
 
 Status = dict[str, Any]
 _NO_LINK = "NO_LINK"  # the state of a follower of mode dledger whose link is broken
@@ -80,10 +80,11 @@ def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -
     if config.mode is Mode.DLEDGER:
         return _of_follower(number, master)
     near = [one for one in master["slaves"] if one["in_sync"] and one["node"] != number]
-    if master["default_acks"] != "all":
+    # A master whose disk is full takes no puts now, and says of none what it waits for.
+    if master["default_acks"] == 1 or master.get("role") == Role.ASYNC_MASTER.value:
         left = f"{len(near)} other slaves are in sync" if near else "no other slave is in sync"
         return Verdict(True, f"node {master['node']}, the master, waits for no slave; {left}")
-    need = config.acks
+    need = int(master["acks"])  # those in force: this node's file may have others already
     if len(near) >= need:
         return Verdict(True, f"node {master['node']}, the master, needs {need} slaves in sync, and "
                        f"has {len(near)} without node {number}")  # fmt: skip

@@ -79,7 +79,8 @@ def slave(number, master=None, **more):
 def master(number, *slaves, **more):
     near = [{"node": one, "state": "streaming", "in_sync": True} for one in slaves]
     return slave(number, number) | {
-        "writable": True, "slaves": near, "default_acks": "all", "config": "m.yaml", **more
+        "writable": True, "slaves": near, "default_acks": "all", "acks": 1,
+        "config": "m.yaml", **more,
     }  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def test_a_lost_link_says_nothing(configs):
 
 
 def test_a_full_master_is_the_master(configs):
-    full = {"writable": False, "reason": "the disk is full"}
+    full = {"writable": False, "reason": "the disk is full", "default_acks": None}
     may, why = verdict(configs[1], master(1, 2, 3, **full), {2: slave(2, 1, config="x.yaml")})
     assert may is False and "it takes no puts now (the disk is full)" in why
     assert "hastore flip -c x.yaml --to 2" in why
@@ -133,6 +134,16 @@ def test_a_full_master_is_the_master(configs):
     assert may is False and "no slave is in sync with it: it takes no puts now" in why
     may, why = verdict(configs[2], slave(2, 1), {1: master(1, 2, 3, **full), 3: slave(3, 1)})
     assert may is True and "has 1 without node 2" in why
+    may, why = verdict(configs[2], slave(2, 1), {1: master(1, 2, **full), 3: slave(3)})
+    assert may is False and "has 0 without node 2" in why, "it is the one to flip to"
+    may, why = verdict(configs[2], slave(2, 1), {1: master(1, 2, role="ASYNC_MASTER", **full)})
+    assert may is True and "waits for no slave" in why
+
+
+def test_the_acks_in_force_count_and_not_those_of_a_changed_file(configs):
+    """They count from the next promotion: until then the master refuses puts with fewer slaves."""
+    may, why = verdict(configs[2], slave(2, 1), {1: master(1, 2, 3, acks=2), 3: slave(3, 1)})
+    assert may is False and "needs 2 slaves in sync, and has 1 without node 2" in why
 
 
 def test_what_the_command_sees_of_a_node_that_hangs(tmp_path):
