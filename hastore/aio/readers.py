@@ -19,7 +19,7 @@ from hastore.client.consumer.admin import AdminCalls
 from hastore.client.consumer.consumer import ConsumerCalls
 from hastore.client.consumer.consumer_core import POLL_S
 from hastore.client.consumer.shared_consumer import SharedCalls, method_for
-from hastore.client.consumer.shared_core import SharedCore
+from hastore.client.consumer.shared_core import Polling, SharedCore
 from hastore.client.consumer.sharing import REVOKED, Event
 from hastore.client.lifecycle import AsyncClosable
 from hastore.client.messages import Message
@@ -170,27 +170,46 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
     """An aio.Consumer with `share=True`; see hastore.SharedConsumer.
 
     The listener's methods may be coroutines. Tasks may share it as they may share a Consumer; the
-    listener is called in the task whose `poll` has found that the queues change.
+    listener is called in the task whose `poll` has found that the queues change. Until it has
+    returned, the polls of other tasks wait: they would give queues back, or read them, too early.
     """
 
     _kind = "aio.SharedConsumer"
     _core: SharedCore  # type: ignore[assignment]
 
+    _polls: asyncio.Lock | None = None  # made by the first poll
+    _teller: asyncio.Task[Any] | None = None  # the task that calls the listener
+
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return up to `max_messages` messages; see hastore.SharedConsumer."""
         core = self._core
         self._lifecycle.check_usable()
-        asked, first = core.polling(max_messages, timeout_s), True
+        asked = core.polling(max_messages, timeout_s)
+        if self._teller is not None and self._teller is asyncio.current_task():
+            found = await self._poll(asked)  # the listener polls
+        else:
+            if self._polls is None:
+                self._polls = asyncio.Lock()
+            async with self._polls:
+                found = await self._poll(asked)
+        # This comes last: after an earlier interrupt, the next call returns the same messages.
+        core.fetcher.undo = None
+        return found
+
+    async def _poll(self, asked: Polling) -> list[Message]:
+        core, first = self._core, True
         while True:
             found = await self._run(core.poll(asked, first=first))
             if isinstance(found, Event):
                 first = False
-                await self._tell(found)
+                before, self._teller = self._teller, asyncio.current_task()
+                try:
+                    await self._tell(found)
+                finally:
+                    self._teller = before
                 if self._lifecycle.closed:
                     return []
                 continue
-            # This comes last: after an earlier interrupt, the next call returns the same messages.
-            core.fetcher.undo = None
             return found
 
     async def _tell(self, event: Event) -> None:

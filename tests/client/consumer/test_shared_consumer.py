@@ -555,6 +555,52 @@ def test_asyncio_members_share_with_the_others(
     assert one.poll(timeout_s=0.1) == []
 
 
+def test_the_polls_of_other_tasks_wait_for_the_listener(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """Nobody reads a queue before `on_assigned` has returned, nor gets it before `on_revoked`."""
+    fill(shared, 40)
+    kept: list[int] = []
+
+    class Listener(RebalanceListener):
+        async def on_assigned(self, queues: list[TopicQueue]) -> None:
+            for queue in queues:
+                await asyncio.sleep(0.05)
+                await two.seek(queue, 7)
+
+        async def on_revoked(self, queues: list[TopicQueue]) -> None:
+            await asyncio.sleep(0.3)
+            await two.commit()
+            kept.append(len(two.assignment))
+            ended.set()
+
+    async def run() -> list[int]:
+        nonlocal two
+        two = aio.Consumer("t", [shared.address], group="g", share=True, listener=Listener())
+        offsets: list[int] = []
+
+        async def poll() -> None:
+            while not ended.is_set():
+                offsets.extend(one.queue_offset for one in await two.poll(timeout_s=0.05))
+
+        def read() -> None:
+            one = member()
+            while not ended.is_set():
+                one.poll(timeout_s=0.02)
+
+        tasks = [asyncio.create_task(poll()) for _ in range(3)]
+        while len(offsets) < 12:
+            await asyncio.sleep(0.01)
+        await asyncio.gather(asyncio.to_thread(read), *tasks)
+        await two.close()
+        return offsets
+
+    two: Any = None
+    ended = threading.Event()
+    assert sorted(asyncio.run(run())) == [7, 7, 7, 7, 8, 8, 8, 8, 9, 9, 9, 9]
+    assert kept[0] == 4, "a queue went before the listener had returned"
+
+
 def test_a_listener_with_coroutines_needs_asyncio(member: Callable[..., SharedConsumer]) -> None:
     class Listener(RebalanceListener):
         async def on_assigned(self, queues: list[TopicQueue]) -> None:
