@@ -2,7 +2,7 @@
 
 import datetime
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -154,12 +154,17 @@ def read_topic(addresses: list[str], topic: str, wait_s: float) -> Iterator[list
             yield batch
 
 
-def seek(consumer: Consumer, queue_id: int | None, start: str) -> None:
-    """Go to `start`: a queue offset, or an ISO 8601 time (in UTC unless it has a UTC offset)."""
-    queues = [queue_id] if queue_id is not None else list(consumer.positions())
+def seek(consumer: Consumer, queue_id: int | None, start: str, ends: Mapping[int, int]) -> None:
+    """Go to `start`: a queue offset, or an ISO 8601 time (in UTC unless it has a UTC offset).
+
+    `ends` are those of the queues. Of all queues, those that end before the offset have nothing.
+    """
     if start.isascii() and start.isdigit() and len(start) <= 18:
-        for queue in queues:
-            consumer.seek(queue, int(start))
+        if queue_id is not None:
+            consumer.seek(queue_id, int(start))
+            return
+        for queue in list(consumer.positions()):
+            consumer.seek(queue, min(int(start), ends.get(queue, 0)))
         return
     forms = "earliest, latest, a queue offset or a time like 2026-01-31T12:00:00Z"
     consumer.seek_to_time(parse_moment("--from", start, forms))
@@ -283,7 +288,7 @@ def consume_command(
         topic, addresses, group=group, queues=queues, start=place, tags=tags, sql=sql
     ) as consumer:
         if start not in ("earliest", "latest"):
-            seek(consumer, queue_id, start)
+            seek(consumer, queue_id, start, ends)
 
         def left() -> int:
             return POLL_MESSAGES if most is None else most - printed

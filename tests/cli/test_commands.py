@@ -222,6 +222,12 @@ def test_consume_starts_at_the_given_place(command):
     assert command("consume", "starts", "--queue", "0")[1] == []
 
 
+def test_consume_from_an_offset_passes_by_queues_that_end_before(command):
+    command("produce", "uneven", "--queue", "2", stdin=(b"x" * 2_000 + b"\n") * 3_000)
+    code, lines, problems = command("consume", "uneven", "--from", "10")
+    assert (code, len(lines)) == (0, 2_990), problems
+
+
 def test_consume_follows_until_it_has_enough(command):
     command("produce", "followed", "--queue", "0", stdin=b"x\n")
     code, lines, _ = command("consume", "followed", "--follow", "--max", "1")
