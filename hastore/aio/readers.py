@@ -155,7 +155,12 @@ class Consumer(ConsumerCalls, AsyncClient):
         """Yield messages as they arrive, until the consumer is closed; see hastore.Consumer."""
         core, life = self._core, self._lifecycle
         while not life.closed:
-            queue = await self._run(core.ready(POLL_S))
+            try:
+                queue = await self._run(core.ready(POLL_S))
+            except ClientError:
+                if not life.closed:
+                    raise
+                return  # another task has closed it before the call had its turn
             while queue is not None and not life.closed:
                 ready, at = queue.ready, queue.taken  # read anew: other tasks may take or seek
                 if at >= len(ready):

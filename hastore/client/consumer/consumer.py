@@ -35,7 +35,7 @@ from hastore.client.lifecycle import describe
 from hastore.client.messages import Message, Position
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import UsageError
+from hastore.errors import ClientError, UsageError
 
 _CLUSTER_MODULE = "hastore.client.consumer.cluster_consumer"
 
@@ -247,7 +247,12 @@ class Consumer(ConsumerCalls, Blocking):
         """
         core, life = self._core, self._lifecycle
         while not life.closed:
-            queue = self._run(core.ready(POLL_S))
+            try:
+                queue = self._run(core.ready(POLL_S))
+            except ClientError:
+                if not life.closed:
+                    raise
+                return  # another thread has closed it before the call began
             while queue is not None and not life.closed:
                 ready, at = queue.ready, queue.taken  # read anew: the loop's body may seek or poll
                 if at >= len(ready):

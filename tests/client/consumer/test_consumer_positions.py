@@ -214,6 +214,28 @@ def test_tasks_share_a_consumer_which_has_no_thread(node: Node) -> None:
     check_all_once(found)
 
 
+def test_close_in_another_task_ends_an_iteration_that_never_waits(node: Node) -> None:
+    """Its body awaits nothing, so the others run only while its next call waits for its turn."""
+    fill(node, COUNT)
+
+    async def main() -> None:
+        consumer = aio.Consumer("t", [node.address], max_bytes=9_000)
+        found: list[Message] = []
+
+        async def read() -> None:
+            async for message in consumer:
+                found.append(message)
+
+        reading = asyncio.create_task(read())
+        while not found:
+            await asyncio.sleep(0)
+        await consumer.close()
+        await reading
+        assert len(found) < COUNT
+
+    asyncio.run(main())
+
+
 def test_close_ends_waiting_calls(node: Node) -> None:
     async def main() -> None:
         consumer = aio.Consumer("t", [node.address], group="g")
