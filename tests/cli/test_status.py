@@ -702,8 +702,7 @@ def test_messages_that_were_cut_are_told_until_an_operator_dismisses_them(pair: 
         "3 messages were cut from this log and may be nowhere else (puts with acks=1 may have been "
         f"acknowledged): bytes {start} to {end}, in {folder}; look at them (`hastore log dump "
         f"--store {folder} --body`), send again what is missing (`hastore rescued resend -c "
-        "FILE`), then run `hastore rescued dismiss "
-        "-c FILE --cut 1` on this node"
+        "FILE --cut 1`), then run `hastore rescued dismiss -c FILE --cut 1` on this node"
     )
     assert text in status["problems"] and status["notes"] == []
     told = metrics_of(status)

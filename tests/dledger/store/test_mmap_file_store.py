@@ -181,9 +181,8 @@ def test_messages_that_a_truncation_or_an_install_archives_are_told_until_they_a
             "2 messages were cut from this log and may be nowhere else (as far as this node knows "
             f"no majority had them, so no put was acknowledged): bytes {begin} to {end}, in "
             f"{rescued}/1-{begin}; look at them (`hastore log dump --store {rescued}/1-{begin} "
-            "--body`), send again what is missing (`hastore rescued resend -c FILE`), then run "
-            "`hastore rescued dismiss -c FILE --cut "
-            "1` on this node"
+            "--body`), send again what is missing (`hastore rescued resend -c FILE --cut 1`), "
+            "then run `hastore rescued dismiss -c FILE --cut 1` on this node"
         )
         root = crash_copy(store.messages, tmp_path / "copy")
     with opened(root) as again:
