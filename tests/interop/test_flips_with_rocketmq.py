@@ -132,8 +132,13 @@ class Reader:
     def __init__(self, peer, folder):
         self._peer, self._folder, self.seen, self._runs = peer, folder, Counter(), 0
 
-    def read(self, namesrv, count):
-        """Read `count` messages, and commit that."""
+    def read(self, namesrv, count, *, delayed=0):
+        """Read `count` messages, and commit that.
+
+        Of `delayed` others some may be due already, on a busy machine; return how many came.
+        """
+        if not count:
+            return 0
         self._runs += 1
         file = self._folder / f"read{self._runs}"
         got = self._peer.call(
@@ -141,8 +146,9 @@ class Reader:
             file=str(file), timeout_s=LIMIT_S,
         )  # fmt: skip
         places = [tuple(line.split("\t")[1:3]) for line in read_lines(file)]
-        assert got == len(places) == count, f"{len(places)} of {count}"
+        assert got == len(places) and 0 <= got - count <= delayed, f"{len(places)} of {count}"
         self.seen.update(places)
+        return got - count
 
 
 def check_seen(reader, root):
@@ -219,10 +225,10 @@ def test_consumers_and_delays_go_on_there_and_back(
     assert topics["Closed"]["perm"] == 4
     groups = json.loads(ask(site.master, Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
     assert groups["subscriptionGroupTable"][GROUP]["retryMaxTimes"] == 3
-    reader.read(site.namesrv, len(unread))
+    came = reader.read(site.namesrv, len(unread), delayed=len(later))
     log = group[1].store
     wait_until(lambda: set(later) <= delivered(log).keys(), 120, lambda: str(delivered(log)))
-    reader.read(site.namesrv, len(later))
+    reader.read(site.namesrv, len(later) - came)
     check_seen(reader, log)
     check_times(sender, log)
 
@@ -263,10 +269,10 @@ def test_consumers_and_delays_go_on_there_and_back(
     assert "Closed" not in topics
     groups = broker.table("subscriptionGroup.json", "subscriptionGroupTable")
     assert groups[GROUP]["retryMaxTimes"] == groups["made"]["retryMaxTimes"] == 3
-    reader.read(broker.namesrv, len(unread))
+    came = reader.read(broker.namesrv, len(unread), delayed=len(late))
     wait_until(lambda: set(late) <= delivered(broker.root).keys(), 180,
                lambda: str(delivered(broker.root)))  # fmt: skip
-    reader.read(broker.namesrv, len(late))
+    reader.read(broker.namesrv, len(late) - came)
     check_seen(reader, broker.root)
     check_times(sender, broker.root)
 
