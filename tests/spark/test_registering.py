@@ -132,6 +132,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel):
 
 @pytest.mark.slow("a JVM of its own starts, and Python for its tasks")
 @pytest.mark.full
+@pytest.mark.long
 def test_one_line_makes_the_format_known_in_an_environment_that_is_not_active(
     environment, store, tmp_path
 ):

@@ -79,7 +79,9 @@ def in_bucket(url):
 
 # May take long where it is the first to shuffle: the JVM loads and compiles its classes then.
 @pytest.mark.slow("Spark plans and shuffles anew in each of its runs")
-@pytest.mark.parametrize("keep", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "keep", [False, pytest.param(True, marks=[pytest.mark.full, pytest.mark.long])]
+)
 def test_each_run_brings_the_target_up_to_date(spark, tmp_path, keep):
     print("seed", SEED)
     messages = keyed(300, random.Random(SEED))

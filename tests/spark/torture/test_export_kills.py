@@ -144,6 +144,7 @@ def logged(store):
         )
 
 
+@pytest.mark.long
 @pytest.mark.slow("a JVM starts after each kill, and once more for the rest")
 @pytest.mark.timeout(600 + 120 * CYCLES)
 def test_a_killed_export_has_each_message_once_when_it_was_run_again(make_group, tmp_path):
