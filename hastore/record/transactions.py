@@ -1,7 +1,8 @@
 """Transactional messages as records. Pure.
 
     half message     waits in RMQ_SYS_TRANS_HALF_TOPIC, queue 0; REAL_TOPIC and REAL_QID say where
-                     it belongs, UNIQ_KEY which transaction it is, PGROUP whose
+                     it belongs, PGROUP whose it is, and UNIQ_KEY which transaction of
+                     this topic and group
     committed        the same under its own topic, with the commit bit in sysFlag; the header's
                      preparedTransactionOffset is the half message's physical offset
     ended            RMQ_SYS_TRANS_OP_HALF_TOPIC, TAGS=d: the body lists half messages that have
@@ -62,6 +63,7 @@ OP_BODY_MAX = 4_096  # bytes of the places in one record, as in RocketMQ
 IMMUNITY_MAX_S = 30 * 86_400
 OPEN_MAX = 100_000  # open transactions; a half message more is refused
 NAME_MAX = 255  # of a producer group, and of a UNIQ_KEY
+_IDENTITY = (b"UNIQ_KEY", b"PGROUP", b"REAL_TOPIC")
 _CHECKS = "HS_CHECKS"
 _CHECK = re.compile(rb"([0-9]{1,18})-([0-9]{1,9})")
 _TIMES_ROOM = len(CHECK_TIMES) + 2 + 10  # what a message gets that is set aside
@@ -152,6 +154,25 @@ def put_half(raw: bytes) -> tuple[str, int]:
     return topic, queue_id
 
 
+class Identity(NamedTuple):
+    """What the half messages of one transaction have in common: they are repeats of one send.
+
+    Two producers may give the same UNIQ_KEY to messages of their own.
+    """
+
+    key: bytes  # UNIQ_KEY; empty if a half message has none: then no other is of its transaction
+    group: bytes | None  # PGROUP
+    topic: bytes | None  # REAL_TOPIC
+
+
+def identity_in(properties: bytes) -> Identity:
+    """Return which transaction a half message belongs to, or a message that was set aside."""
+    key, group, topic = (
+        (find_property(properties, name) or b"")[:NAME_MAX] for name in _IDENTITY
+    )
+    return Identity(key, group, topic)
+
+
 class Half(msgspec.Struct, frozen=True, array_like=True):
     """The last half message of an open transaction."""
 
@@ -162,6 +183,13 @@ class Half(msgspec.Struct, frozen=True, array_like=True):
     immunity_s: int | None  # for how long nobody is asked; None: as long as usual
     key: bytes  # UNIQ_KEY; empty without one
     earlier: tuple[tuple[int, int], ...] = ()  # offset and queue offset of others, in log order
+    group: bytes | None = None  # PGROUP; None: not known, from a state of an earlier version
+    topic: bytes | None = None  # REAL_TOPIC
+
+    @property
+    def identity(self) -> Identity:
+        """What another half message of the same transaction has too."""
+        return Identity(self.key, self.group, self.topic)
 
     @property
     def offsets(self) -> list[int]:
@@ -185,7 +213,7 @@ class Ended(Enum):
 class HalfMessage(NamedTuple):
     """What replay needs to know of a half message's properties."""
 
-    key: bytes  # UNIQ_KEY: the transaction; empty if it has none
+    identity: Identity
     checks: int  # how often RocketMQ has asked for it
     immunity_s: int | None  # for how long nobody is asked; None: as long as usual
 
@@ -195,7 +223,7 @@ def half_in(properties: bytes) -> HalfMessage:
     checks = find_property(properties, CHECK_TIMES.encode()) or b""
     immunity = find_property(properties, IMMUNITY.encode()) or b""
     return HalfMessage(
-        (find_property(properties, b"UNIQ_KEY") or b"")[:255],
+        identity_in(properties),
         int(checks) if re.fullmatch(rb"[0-9]{1,9}", checks) else 0,
         min(int(immunity), IMMUNITY_MAX_S) if re.fullmatch(rb"[0-9]{1,18}", immunity) else None,
     )

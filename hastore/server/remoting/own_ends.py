@@ -14,7 +14,8 @@ the place of the message in its own topic, unless the transaction had ended befo
 A producer asks again when it got no answer, perhaps another master. So before it is told that the
 transaction has ended, `look_up` reads whether the half message at the offset is its own at all: a
 failover may have cut it, and another one may be there now. A transaction of which replay does not
-remember how it ended, it looks for among the messages with the half message's UNIQ_KEY.
+remember how it ended, it looks for among the messages with the half message's UNIQ_KEY and
+PGROUP.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from hastore.record.transactions import (
     HALF_TOPIC,
     Ended,
     group_of,
+    identity_in,
 )
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
@@ -89,6 +91,7 @@ def look_up(backend: ApiBackend, asked: EndTransaction, ended: Ended | None) -> 
             yield Looked("", None, reason), None
             return
         topic, _ = real_place(half.properties)
+        meant = identity_in(half.properties)
         found, unique = ended, _unique(half)  # `asked` may have the message's id instead
         if found is None and not unique:  # of a broker's log that was taken over
             reason = f"how the transaction at offset {asked.offset} has ended is not remembered"
@@ -114,6 +117,11 @@ def look_up(backend: ApiBackend, asked: EndTransaction, ended: Ended | None) -> 
                     named = asked.offset
                 if _unique(record) != unique or named < asked.offset:
                     continue  # of an earlier transaction with this id
+                whose = identity_in(record.properties)
+                if whose.group != meant.group:
+                    continue  # of another producer's with this id
+                if name == ASIDE_TOPIC and whose.topic != meant.topic:
+                    continue
                 if name == ASIDE_TOPIC:
                     found = Ended.SET_ASIDE
                 elif record.sys_flag & FLAG_ROLLBACK == FLAG_COMMIT:

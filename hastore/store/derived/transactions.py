@@ -3,20 +3,24 @@
 A half message opens a transaction (record/transactions.py). The first of these in the log ends it:
 
     a committed message     names the half message's offset, and has its UNIQ_KEY
-    a message set aside     has its UNIQ_KEY, or names its offset
+    a message set aside     has its UNIQ_KEY, PGROUP and REAL_TOPIC, or names its offset
     an ended half message   is listed by its queue offset
 
 RocketMQ's clients and brokers put a half message again: the client if it got no answer, the broker
-for each check. So a half message with the UNIQ_KEY of an open transaction is one more of the same
-transaction; each of them may be named by what ends it. `unsaid` has the queue offsets of those that
-have ended, but are not listed yet: RocketMQ would take them for open.
+for each check. So a half message with the UNIQ_KEY, the producer group and the topic of an open
+transaction is one more of the same transaction; each of them may be named by what ends it. The key
+alone is no proof: another producer may have chosen the same. `unsaid` has the queue offsets of
+those that have ended, but are not listed yet: RocketMQ would take them for open.
 
 The file `<root>/hastore/transactions` keeps that state at several ends of the log:
 
     magic "HSTX" 4 | version 4 | MessagePack: [state, ...] | CRC-32 (of all before) 4
     state: MessagePack: [end of the log, [half message, ...], [queue offset that is unsaid, ...]]
     half message: [offset, queue offset, store time in ms, checks, seconds without a check or null,
-                   UNIQ_KEY, [[offset, queue offset] of an earlier one, ...]]
+                   UNIQ_KEY, [[offset, queue offset] of an earlier one, ...],
+                   PGROUP or null, REAL_TOPIC or null]
+
+The last two are missing in files of earlier versions: then the key alone must do.
 
 A start replays from the last state that the log still reaches. A cut goes back to such a state, and
 reads the log again from there. Without one, the first half message that is left comes first.
@@ -44,9 +48,11 @@ from hastore.record.transactions import (
     OP_TOPIC,
     Ended,
     Half,
+    Identity,
     checks_in,
     ended_in,
     half_in,
+    identity_in,
 )
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.contract import (
@@ -106,7 +112,7 @@ class OpenTransactions:
     def _set(self, state: _State) -> None:
         open_ = {half.offset: half for half in state.halves}
         self._open: dict[int, Half] = open_  # by the offset of the last half message
-        self._of_key = {half.key: half.offset for half in state.halves if half.key}
+        self._of_identity = {half.identity: half.offset for half in state.halves if half.key}
         self._of_offset = {at: half.offset for half in state.halves for at in half.offsets}
         self._of_place = {place: half.offset for half in state.halves for place in half.places}
         self._unsaid = dict.fromkeys(state.unsaid)
@@ -229,9 +235,8 @@ class OpenTransactions:
             if half is not None and half.key != _key(record):
                 half = None  # a client's own flag
         elif topic == ASIDE_TOPIC:
-            key = _key(record)
-            last = self._of_key.get(key) if key else self._of_offset.get(self._named(record))
-            half = None if last is None else self._open.get(last)
+            identity = identity_in(record.properties)
+            half = self._same(identity) if identity.key else self.find(self._named(record))
         if half is None:
             return False
         for place in half.places:
@@ -243,8 +248,7 @@ class OpenTransactions:
         said = half_in(record.properties)
         earlier: tuple[tuple[int, int], ...] = ()
         checks = said.checks
-        last = self._of_key.get(said.key) if said.key else None
-        known = None if last is None else self._open.get(last)
+        known = self._same(said.identity)
         if known is not None:
             places = [*known.earlier, (known.offset, known.place)]
             for offset, place in places[:-EARLIER_MAX]:
@@ -254,17 +258,27 @@ class OpenTransactions:
             checks = max(checks, known.checks)
         half = Half(
             record.offset, record.queue_offset, record.store_timestamp_ms, checks,
-            said.immunity_s, said.key, earlier,
+            said.immunity_s, said.identity.key, earlier, said.identity.group, said.identity.topic,
         )  # fmt: skip
         self._open[half.offset] = half
         for offset in half.offsets:
             self._of_offset[offset] = half.offset
         for place in half.places:
             self._of_place[place] = half.offset
-        if half.key:
-            self._of_key[half.key] = half.offset
         if known is not None:
             del self._open[known.offset]
+            self._of_identity.pop(known.identity, None)  # it may lack group and topic
+        if half.key:
+            self._of_identity[half.identity] = half.offset
+
+    def _same(self, identity: Identity) -> Half | None:
+        """Return the open transaction of other half messages with this identity."""
+        if not identity.key:
+            return None
+        last = self._of_identity.get(identity)
+        if last is None:
+            last = self._of_identity.get(Identity(identity.key, None, None))
+        return None if last is None else self._open.get(last)
 
     def _end(self, half: Half, how: Ended) -> None:
         self._counts[how] += 1
@@ -280,8 +294,8 @@ class OpenTransactions:
             self._of_offset.pop(offset, None)
         for place in half.places:
             self._of_place.pop(place, None)
-        if half.key and self._of_key.get(half.key) == half.offset:
-            del self._of_key[half.key]
+        if self._of_identity.get(half.identity) == half.offset:
+            del self._of_identity[half.identity]
 
     def _take_places(self, record: Dispatched) -> bool:
         """Take the list of half messages that have ended."""

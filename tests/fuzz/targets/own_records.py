@@ -157,7 +157,8 @@ def one(data: bytes) -> None:
         assert all(0 <= place < 10**18 for place in ended_in(raw))
     elif kind == b"h":
         half = half_in(raw)
-        assert len(half.key) <= 255 and 0 <= half.checks < 10**9
+        assert all(part is not None and len(part) <= 255 for part in half.identity)
+        assert 0 <= half.checks < 10**9
         checks_in(raw)
         mark = marked(raw)
         assert mark is None or (0 <= mark.level and 0 <= mark.offset < 2**63)

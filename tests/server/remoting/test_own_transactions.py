@@ -200,6 +200,22 @@ def test_an_earlier_transaction_with_the_same_id_is_another_one(
     assert end(node, client, first).status is Status.PUT_OK
 
 
+def test_another_producer_s_transaction_with_the_same_id_does_not_say_how_it_ended(
+    node: OwnNode, client: VirtualClient
+) -> None:
+    """Also for a master that looks for what has ended it."""
+    first = begin(node)
+    [[_]] = node.backend.put_encoded([half_record(group="others", HS_PID="q")])
+    second = records(node.backend)[-1]
+    assert end(node, client, second, group="others").status is Status.PUT_OK
+    assert end(node, client, first, commit=False).status is Status.PUT_OK
+    node.run(3_000)
+    node.backend.store.transactions._ended.clear()
+    node.decisions._made.clear()
+    assert end(node, client, first, commit=False).status is Status.PUT_OK
+    assert end(node, client, second, group="others").status is Status.PUT_OK
+
+
 def test_nobody_remembers_the_end_of_a_transaction_without_an_id(
     node: OwnNode, client: VirtualClient
 ) -> None:

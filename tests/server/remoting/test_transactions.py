@@ -317,6 +317,18 @@ def test_a_send_that_is_repeated_is_one_transaction(node: Node, client: VirtualC
     assert {record.body for record in node.records(OP_TOPIC)} == {b"0", b"1"}
 
 
+@pytest.mark.parametrize("how", [COMMIT, ROLLBACK])
+def test_another_producer_s_half_message_with_the_same_id_is_no_repeat(
+    node: Node, client: VirtualClient, how: int
+) -> None:
+    first, second = begin(node, client), begin(node, client, PGROUP="others")
+    assert len(node.backend.store.transactions) == 2
+    assert end(client, second, how, producerGroup="others").code == Answer.SUCCESS
+    assert end(client, first, COMMIT).code == Answer.SUCCESS
+    groups = [properties(record)["PGROUP"] for record in node.records("T")]
+    assert groups == (["others", "producers"] if how == COMMIT else ["producers"])
+
+
 def test_the_first_of_repeated_half_messages_may_be_named(
     node: Node, client: VirtualClient
 ) -> None:

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 
+import msgspec
 import pytest
 
 from hastore.errors import Status
@@ -97,8 +98,9 @@ class Model:
         names = lambda one: any(offset == named for offset, _ in one["halves"])  # noqa: E731
         if record.topic == HALF_TOPIC:
             said = half_in(record.properties)
-            known = self.find(lambda one: key and one["key"] == key)
-            one = {"key": key, "halves": [], "checks": 0}
+            identity = tuple(said.identity)
+            known = self.find(lambda one: key and one["identity"] == identity)
+            one = {"key": key, "identity": identity, "halves": [], "checks": 0}
             if known is not None:
                 self.open.remove(known)
                 one = known
@@ -121,7 +123,9 @@ class Model:
             if one is not None and one["key"] == key:
                 self.end(one, Ended.COMMITTED)
         elif record.topic == ASIDE_TOPIC:
-            one = self.find((lambda one: one["key"] == key) if key else names)
+            said = half_in(record.properties)  # it keeps these properties
+            identity = tuple(said.identity)
+            one = self.find((lambda one: one["identity"] == identity) if key else names)
             if one is not None:
                 self.end(one, Ended.SET_ASIDE)
 
@@ -162,7 +166,10 @@ class Walk:
         for _ in range(self.random.randint(1, 3)):
             self.keys += 1
             key = None if self.random.random() < 0.1 else f"k{self.keys}"
+            if key is not None and self.random.random() < 0.2:
+                key = f"k{self.random.randint(1, self.keys)}"  # perhaps another one's, too
             more = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "7"} if self.random.random() < 0.2 else {}
+            more["PGROUP"] = self.random.choice(("producers", "others"))
             new.append(half(key, body=bytes(self.random.choice((10, 3_000))), **more))
         put_own(self.store, *new)
 
@@ -205,7 +212,9 @@ class Walk:
             record = decode_record(self.store.reader.record_bytes(offset))
             key = find_property(record.properties, b"UNIQ_KEY")
             if key is not None:
-                put_own(self.store, half(key.decode(), times=str(self.random.randint(1, 9))))
+                group = find_property(record.properties, b"PGROUP").decode()
+                times = str(self.random.randint(1, 9))
+                put_own(self.store, half(key.decode(), PGROUP=group, times=times))
 
     def other(self):
         self.keys += 1
@@ -333,6 +342,45 @@ def test_a_clients_own_flag_ends_nothing(tmp_path):
             assert refused.status is Status.MESSAGE_ILLEGAL and "reserved" in refused.reason
         del forged
         assert len(check(store).open) == 2
+
+
+@pytest.mark.parametrize("other", [{"PGROUP": "others"}, {"topic": "Other"}])
+def test_the_key_of_another_producer_s_transaction_is_no_repeat(tmp_path, other):
+    with opened(tmp_path) as store:
+        first, second, again = put_own(store, half("k"), half("k", **other), half("k"))
+        check(store)
+        assert [one.offsets for one in store.transactions.halves()] == [[second], [first, again]]
+        put_own(store, commit(store.reader.record_bytes(second)).record)
+        check(store)
+        [one] = store.transactions.halves()
+        assert one.offsets == [first, again]
+        assert store.transactions.ended(second) is Ended.COMMITTED
+        assert store.transactions.ended(first) is None
+        [third] = put_own(store, half("k", **other))
+        put_own(store, set_aside(store.reader.record_bytes(third), 15))
+        check(store)
+        assert store.transactions.ended(third) is Ended.SET_ASIDE
+        assert store.transactions.find(first) is one
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path):
+    """It says of no transaction whose it is: then the key alone tells that one is repeated."""
+    with opened(tmp_path) as store:
+        first, second = put_own(store, half("k"), half("l"))
+        check(store)
+        end = store.whole_offset
+    path = tmp_path / "hastore" / "transactions"
+    table = [[at, place, 1, 0, None, key, []] for at, place, key in
+             ((first, 0, b"k"), (second, 1, b"l"))]  # fmt: skip
+    state = msgspec.msgpack.encode([end, table, []])
+    path.write_bytes(transactions._FRAME.pack(msgspec.msgpack.encode([state])))
+    with opened(tmp_path) as store:
+        assert [one.group for one in store.transactions.halves()] == [None, None]
+        [again, new] = put_own(store, half("k"), half("k", PGROUP="others"))
+        put_own(store, set_aside(store.reader.record_bytes(second), 15))
+        assert store.wait_dispatched(store.whole_offset, 60)
+        assert [one.offsets for one in store.transactions.halves()] == [[first, again], [new]]
+        assert store.transactions.ended(second) is Ended.SET_ASIDE
 
 
 def test_many_half_messages_of_one_transaction_are_bounded(tmp_path):
