@@ -232,6 +232,7 @@ class Sends:
         if unique is None:
             unique = properties["UNIQ_KEY"] = secrets.token_hex(16).upper()
         properties["CLUSTER"] = self._cluster
+        own_topic = topic  # the message's; its record may wait in another one
         if is_prepared(topic, properties, reconsume_times):
             topic, stored_queue, raw = self._prepared(topic, queue_id, properties)
             sys_flag &= ~FLAG_ROLLBACK  # both bits
@@ -248,12 +249,14 @@ class Sends:
         if new is not None:
             self._topics.make(new, put)  # appended before the message
         window = self._window
-        if window is None or topic.startswith(RETRY) or "RETRY_TOPIC" in properties:
+        if window is None or own_topic.startswith(RETRY) or "RETRY_TOPIC" in properties:
             respond = partial(self._answer, sent)
             self._parts.puts.admit_own_record(put, record, respond, guard, request.came_ms)
         else:
             now_ms = request.came_ms
-            about = RetryKey(topic, unique, put.acks, self._parts.backend.epoch())
+            group = properties.get("PGROUP", "") if topic == HALF_TOPIC else ""
+            epoch = self._parts.backend.epoch()
+            about = RetryKey(own_topic, unique, put.acks, epoch, topic, group)
             key = window.begin(about, sent, now_ms)
             if key is not None:
                 respond = partial(self._answer_all, window, key, sent, now_ms)
@@ -448,11 +451,14 @@ class RetryKey(NamedTuple):
     unique: str
     acks: int | None  # of the put
     epoch: int
+    stored: str = ""  # the topic of its record: that of half messages, for one
+    group: str = ""  # of a half message's producer, which alone ends it
 
     @property
     def size(self) -> int:
         """Return about how many bytes its names take."""
-        return sum(len(name) if name.isascii() else 4 * len(name) for name in self[:2])
+        names = self.topic, self.unique, self.group
+        return sum(len(name) if name.isascii() else 4 * len(name) for name in names)
 
 
 class RetryWindow:

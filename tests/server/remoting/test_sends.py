@@ -694,6 +694,33 @@ class TestDroppedRetries:
         assert place(retry[0]) != place(retry[1])
         assert len(records(backend)) == 4
 
+    @pytest.mark.parametrize(
+        ("waits", "other"),
+        [
+            ("DELAY\x013\x02", {"b": "Other"}),
+            ("TRAN_MSG\x01true\x02PGROUP\x01g\x02", {"b": "Other"}),
+            ("TRAN_MSG\x01true\x02PGROUP\x01g\x02", {"PGROUP": "h"}),
+        ],
+    )
+    def test_what_waits_for_another_topic_or_producer_is_no_retry(
+        self, backend: FakeBackend, client: RemotingClient, waits: str, other: dict[str, str]
+    ) -> None:
+        """Their records wait in one topic. The second one was told that it is stored, and was not.
+
+        A consumer that sends a message on to another topic leaves its UNIQ_KEY there.
+        """
+        text = f"UNIQ_KEY\x01{UNIQUE}\x02{waits}"
+        first = client.ask(SEND, fields(i=text))
+        group = other.get("PGROUP", "g")
+        changed = {"i": text.replace("PGROUP\x01g", f"PGROUP\x01{group}"),
+                   "b": other.get("b", "T")}  # fmt: skip
+        second = client.ask(SEND, {**fields(), **changed})
+        assert (first.code, second.code) == (Answer.SUCCESS, Answer.SUCCESS)
+        assert first.fields["msgId"] != second.fields["msgId"]
+        again = client.ask(SEND, {**fields(), **changed})
+        assert again.fields["msgId"] == second.fields["msgId"]
+        assert len(records(backend)) == 2
+
     def test_a_retry_of_a_send_under_way_waits_for_it(
         self, backend: FakeBackend, client: RemotingClient
     ) -> None:
