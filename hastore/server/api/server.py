@@ -92,6 +92,7 @@ PULLS_MS = 1.0  # for answering pulls, then puts are looked for again
 LENT_MS = 0.5  # for answering pulls in a thread that has other things to do
 MAX_BULK = 1_000  # bulk pulls that wait for their turn; further ones are answered at once
 MAX_FETCHES = 1_000  # fetches and commits that wait until the positions are read
+LOOK_MS = 50.0  # while some wait: replay may have moved on unnoticed, or a take-over may be done
 LINGER_S = 0.2  # for unsent replies when the server stops
 _NO_IDENTITIES = (
     "this node has no identities, so it cannot prove that it knows yours: set the node's "
@@ -523,6 +524,8 @@ class ApiServer(Service):
             full = not self._handshakes.has_room
             wait_ms = min(wait_ms, connections.newcomers.wait_ms(now, only_knocking=full))
             wait_ms = min(wait_ms, self._bursts.wait_ms(now))
+            if self._fetches or self._commits.has_calls:
+                wait_ms = min(wait_ms, LOOK_MS)
             if self._access is not None:
                 wait_ms = min(wait_ms, CHECK_MS)
             if door is not None:
@@ -850,6 +853,7 @@ class ApiServer(Service):
     def _answer_fetches(self) -> None:
         """Answer waiting fetches and take waiting commits, once the positions are read."""
         store = self._backend.store
+        self._reading_positions = False  # what they wait for may take long: not at once again
         if self._positions_cold or self._backend.positions_wait():
             return
         try:

@@ -577,6 +577,71 @@ def test_positions_are_kept_and_follow_the_log(client: Client, backend: FakeBack
     assert backend.store.reader.query_key(api.POSITIONS_TOPIC, "g")
 
 
+def replayed_up_to(monkeypatch: pytest.MonkeyPatch, backend: FakeBackend, end: int) -> None:
+    monkeypatch.setattr(type(backend.store), "dispatched_offset", end)
+
+
+def test_replay_may_move_on_while_the_api_is_at_work(
+    monkeypatch: pytest.MonkeyPatch, client: Client, server: ApiServer, backend: FakeBackend
+) -> None:
+    """A fetch waits for the last commit. No other event came, so it waited for ever."""
+    assert client.ask(api.Commit(1, "g", "t", {0: api.Position(1)})).status is api.Status.PUT_OK
+    (offset, _) = backend.store.units[api.POSITIONS_TOPIC, 0][-1]
+    replayed_up_to(monkeypatch, backend, offset)
+    client.send(api.Fetch(2, "g", "t"))
+    until(lambda: server._fetches and not server._io_lock.locked())
+    serve = server._serve_newcomers
+
+    def moved_meanwhile() -> None:
+        if server._fetches and server._readable_moved:
+            replayed_up_to(monkeypatch, backend, backend.store.max_offset)
+            server.wake_readers()
+        serve()
+
+    monkeypatch.setattr(server, "_serve_newcomers", moved_meanwhile)
+    server.wake_readers()
+    assert client.receive(10.0)[0].positions == {0: api.Position(1)}
+
+
+def test_the_api_sleeps_while_a_fetch_waits_for_replay(
+    monkeypatch: pytest.MonkeyPatch, client: Client, server: ApiServer, backend: FakeBackend
+) -> None:
+    """Replay may be held up for long, as by a full disk: it kept a processor busy."""
+    assert client.ask(api.Commit(1, "g", "t", {0: api.Position(1)})).status is api.Status.PUT_OK
+    read = type(server._positions).take
+
+    def commits_meanwhile(self: object, *taken: object) -> bool:
+        """Read one commit; another one is confirmed, and not replayed."""
+        (offset, _) = backend.store.units[api.POSITIONS_TOPIC, 0][-1]
+        replayed_up_to(monkeypatch, backend, offset)
+        return read(self, *taken)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(server._positions), "take", commits_meanwhile)
+    client.send(api.Fetch(2, "g", "t"))
+    until(lambda: type(backend.store).dispatched_offset != backend.store.max_offset)
+    turns = []
+    run_once = server._run_once
+    monkeypatch.setattr(server, "_run_once", lambda events: (turns.append(1), run_once(events)))
+    assert client.silent(0.3)
+    assert len(turns) < 20
+    replayed_up_to(monkeypatch, backend, backend.store.max_offset)
+    server.wake_readers()
+    assert client.receive()[0].positions == {0: api.Position(1)}
+
+
+def test_positions_are_known_without_any_other_event(
+    monkeypatch: pytest.MonkeyPatch, client: Client, server: ApiServer, backend: FakeBackend
+) -> None:
+    """A new master has seen that a broker's tables were taken over: nothing moves in its log."""
+    waits = [True]
+    monkeypatch.setattr(backend, "positions_wait", lambda: waits[0])
+    client.send(api.Fetch(1, "g", "t"))
+    until(lambda: server._fetches and not server._io_lock.locked())
+    assert client.silent(0.1)
+    waits[0] = False
+    assert client.receive(10.0)[0].positions == {}
+
+
 def test_positions_are_read_again_when_the_log_was_cut(
     client: Client, backend: FakeBackend
 ) -> None:
