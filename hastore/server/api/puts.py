@@ -376,10 +376,11 @@ class PutHandler:
             self._respond(put, results[0].status, "")
             return
         if need is None or not end_offset:
-            took_ms = self._appended_ms - put.deadline_ms + put.request.timeout_ms
-            self.counts.times_of(MASTER_MEM).observe(took_ms)
-            if took_ms > self._slow.slow_ms:
-                self._note_slow(put, MASTER_MEM, took_ms)
+            if put.count:  # else nothing was appended: see `confirm_log`
+                took_ms = self._appended_ms - put.deadline_ms + put.request.timeout_ms
+                self.counts.times_of(MASTER_MEM).observe(took_ms)
+                if took_ms > self._slow.slow_ms:
+                    self._note_slow(put, MASTER_MEM, took_ms)
             self._respond(put, _OK, MASTER_MEM)
             return
         self.pending_puts += put.count

@@ -60,6 +60,18 @@ def test_slow_puts_are_logged_and_counted(caplog: pytest.LogCaptureFixture) -> N
     assert puts.handler.counts.puts == 2 and len(puts.replies) == 2
 
 
+def test_what_only_waits_for_confirmations_is_no_put_that_took_a_time() -> None:
+    """It was timed from its own begin back to the last append: the sum of all times fell."""
+    puts = Puts(FakeBackend())
+    puts.put(500)
+    times = puts.handler.counts.put_times["MASTER_MEM"]
+    puts.clock.pass_ms(3_600_000)  # type: ignore[no-untyped-call]
+    answers: list[PutDone] = []
+    puts.handler.confirm_log(Put(2, 1), answers.append, puts.clock.monotonic_ms())
+    assert [one.status for one in answers] == ["PUT_OK"]
+    assert (sum(times.counts), times.sum_ms) == (1, 500.0)
+
+
 def test_refused_and_unconfirmed_puts_are_logged_with_bounds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
