@@ -8,7 +8,7 @@ Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalM
     SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   a delayed message; on delivery the broker writes it
                                                to REAL_TOPIC with the same UNIQ_KEY
     RMQ_SYS_TRANS_HALF_TOPIC                   a prepared message; on commit the broker writes it
-                                               to REAL_TOPIC with the same UNIQ_KEY
+                                               to REAL_TOPIC with the same UNIQ_KEY and PGROUP
     RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists queue offsets in
                                                the half topic's queue with the same queue id
 """
@@ -52,7 +52,7 @@ class Pending:
     queue_offset: int
 
 
-_Name = tuple[Owed, str, str]
+_Name = tuple[Owed, str, str, str]  # kind, topic, key, a half message's producer group
 
 
 def find_pending(
@@ -95,18 +95,25 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
         elif found:
             key = _text(record, b"UNIQ_KEY")
             for kind in Owed:
-                found.pop((kind, record.topic, key), None)
+                found.pop((kind, record.topic, key, _group(kind, record)), None)
     return sorted(found.values(), key=lambda one: one.offset)
 
 
 def _name(kind: Owed, record: Record) -> _Name:
-    """Return a name that all copies of a message share: its UNIQ_KEY, or its offset without one."""
+    """Return a name that all copies of a message share: its UNIQ_KEY, or its offset without one.
+
+    Two producers may have given one UNIQ_KEY to half messages of their own.
+    """
     key = _text(record, b"UNIQ_KEY") or f"@{record.physical_offset}"
-    return kind, _text(record, b"REAL_TOPIC"), key
+    return kind, _text(record, b"REAL_TOPIC"), key, _group(kind, record)
+
+
+def _group(kind: Owed, record: Record) -> str:
+    return _text(record, b"PGROUP") if kind is Owed.HALF else ""
 
 
 def _pending(name: _Name, record: Record, due_ms: int | None) -> Pending:
-    kind, topic, key = name
+    kind, topic, key, _ = name
     return Pending(
         kind, record.physical_offset, topic, key, due_ms, record.queue_id, record.queue_offset
     )

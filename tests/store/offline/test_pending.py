@@ -51,3 +51,17 @@ def test_half_messages_are_pending_until_they_are_committed_or_ended() -> None:
     assert [one.key for one in pending_of(halves)] == ["a", "b", "c"]
     found = pending_of([*halves, ended, committed])
     assert [(one.kind, one.offset, one.queue_offset) for one in found] == [(Owed.HALF, 0, 0)]
+
+
+def test_half_messages_of_two_producers_may_have_one_key() -> None:
+    """The list of what is open lacked the first one."""
+    halves = [
+        record(HALF_TOPIC, 100 * number, REAL_TOPIC="T", UNIQ_KEY="a", PGROUP=group,
+               queue=(0, number))
+        for number, group in enumerate(("g", "h"))
+    ]  # fmt: skip
+    assert [one.offset for one in pending_of(halves)] == [0, 100]
+    committed = record("T", 500, UNIQ_KEY="a", PGROUP="h")
+    assert [one.offset for one in pending_of([*halves, committed])] == [0]
+    ended = record(OP_TOPIC, 400, body=b"1,")
+    assert [one.offset for one in pending_of([*halves, ended])] == [0]
