@@ -71,7 +71,7 @@ class ItemWalk:
             self.offset += left
             return left
         announced = form.announced(view, at, end)
-        if end - at < announced <= left:
+        if end - at < announced <= left and form.may_begin(view, at, end, offset):
             return 0
         raise CorruptRecordError(f"no valid record is at offset {offset}")
 

@@ -310,6 +310,36 @@ def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) ->
     return 0
 
 
+def may_begin_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> bool:
+    """Whether [at, end) may be the beginning of a record that ends beyond `end`, as its size says.
+
+    A damaged size says so too: then the lengths of body, topic and properties do not fit it. They
+    are compared as far as they lie before `end`; the CRC is not.
+    """
+    if end - at < HEADER_SIZE:
+        return True
+    size, magic, _, _, _, _, physical, flags = _unpack_prefix(buffer, at)
+    body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
+    if physical != physical_offset or body_at > end:
+        return bool(physical == physical_offset)
+    (body_length,) = _BODY_LENGTH.unpack_from(buffer, body_at - 4)
+    wide = magic == V2_MAGIC
+    topic_at, stop = body_at + body_length + 1 + wide, at + size
+    # RocketMQ's records of long topics, too: see check_unreadable.
+    step, limit = (1 << 16, MAX_TOPIC_BYTES) if wide else (256, 4 * V1_MAX_TOPIC_BYTES)
+    if body_length < 0 or not 2 <= stop - topic_at <= limit + 2 + MAX_PROPERTIES_BYTES:
+        return False
+    if topic_at > end:
+        return True
+    for length in range(int.from_bytes(buffer[topic_at - 1 - wide : topic_at]), limit + 1, step):
+        properties_at = topic_at + length + 2
+        if properties_at > end:
+            return bool(properties_at <= stop)
+        if properties_at + int.from_bytes(buffer[properties_at - 2 : properties_at]) == stop:
+            return True
+    return False
+
+
 def _is_short_text(topic: bytes) -> bool:
     try:
         return len(topic.decode("utf-8")) <= V1_MAX_TOPIC_BYTES and b"\0" not in topic

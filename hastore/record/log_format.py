@@ -60,6 +60,7 @@ from hastore.record.codec import (
     decode_record,
     encode_record,
     find_parts,
+    may_begin_record,
     pack_blank,
 )
 from hastore.record.layout import (
@@ -342,6 +343,10 @@ class PlainRecords:
         size, magic = SIZE_AND_MAGIC.unpack_from(buffer, at)
         return int(size) if magic in _MAGICS and size >= MIN_RECORD_SIZE else 0
 
+    def may_begin(self, buffer: Buffer, at: int, end: int, offset: int) -> bool:
+        """Whether [at, end) may begin an item that ends beyond `end`, as its size announces."""
+        return may_begin_record(buffer, at, end, offset)
+
     def chain(self, *, units: bool = False) -> Check:
         """Return `check_item`: a record says nothing of the one before it."""
         del units
@@ -374,6 +379,11 @@ class Entries:
             return 0
         magic, size = ENTRY_BLANK.unpack_from(buffer, at)
         return int(size) if magic == ENTRY_MAGIC and size >= ENTRY_HEADER_BYTES else 0
+
+    def may_begin(self, buffer: Buffer, at: int, end: int, offset: int) -> bool:
+        """Whether [at, end) may begin an item that ends beyond `end`, as its size announces."""
+        stop = at + self.announced(buffer, at, end)
+        return end - at < ENTRY_HEADER_BYTES or read_header(buffer, at, stop, offset) is not None
 
     def check_item(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
         """Return the size of the valid entry at `at`; its index and term may be any."""

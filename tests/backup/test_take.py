@@ -21,6 +21,7 @@ from hastore.errors import StoreBrokenError, StoreError, StoreFullError, StoreIn
 from hastore.fs.filesystem import REAL, RealFileSystem, size_of
 from hastore.ha.node.node_state import CutIntent
 from hastore.ha.replica.rewind import cut_back
+from hastore.store.offline.reader import StoreReader
 from tests.backup.kit import FILE_SIZE, check, content, fill, in_step, running, take, wait_for
 from tests.store.kit import log_file, scribble
 
@@ -398,6 +399,20 @@ def test_any_node_of_the_group_goes_on_with_the_backups_of_another(tmp_path, pla
 def test_damage_in_the_log_is_no_backup(node, place):
     node.stop()
     scribble(log_file(node.config.store.root, FILE_SIZE), 500, b"????")
+    with pytest.raises(StoreBrokenError, match="the log is damaged"):
+        take(node.config, place)
+    assert manifests(place) == []
+
+
+def test_a_damaged_size_that_points_beyond_the_end_is_no_end_of_the_log(node, place):
+    """The record's size says that it ends where nothing is written yet, in the last log file."""
+    node.stop()
+    with StoreReader(node.config.store.root) as reader:
+        records = [one for one, _ in reader.raw_records(3 * FILE_SIZE)]
+    bad = records[0] - 3 * FILE_SIZE
+    size = FILE_SIZE - bad - 100
+    assert len(records) > 1 and bad + size > node.store.readable_offset % FILE_SIZE
+    scribble(log_file(node.config.store.root, 3 * FILE_SIZE), bad, size.to_bytes(4))
     with pytest.raises(StoreBrokenError, match="the log is damaged"):
         take(node.config, place)
     assert manifests(place) == []

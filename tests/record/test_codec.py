@@ -21,11 +21,13 @@ from hastore.record.codec import (
     encode_record,
     find_parts,
     join_moved,
+    may_begin_record,
     pack_blank,
     patch_for_store,
     split_record,
 )
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
+from hastore.record.log_format import ENTRIES, pack_header
 from hastore.record.properties import encode_properties
 
 GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden")
@@ -248,3 +250,26 @@ def _stored(body: bytes, offset: int = 0) -> bytes:
         buffer, 0, queue_offset=0, physical_offset=offset, store_timestamp_ms=2, store_host=IPV4
     )
     return bytes(buffer)
+
+
+@pytest.mark.parametrize("host", [IPV4, IPV6])
+@pytest.mark.parametrize(("magic", "topic"), [(V1_MAGIC, "t" * 127), (V2_MAGIC, "t" * 400)])
+def test_each_beginning_of_a_record_may_begin_it_and_none_with_a_damaged_size_does(
+    host: Host, magic: int, topic: str
+) -> None:
+    flags = 0x30 if host.is_ipv6 else 0
+    properties = encode_properties([("KEYS", "k" * 300)])
+    record = Record(
+        b"body" * 50, topic, properties=properties, magic=magic, sys_flag=flags, physical_offset=77,
+        born_host=host, store_host=host,
+    )  # fmt: skip
+    raw = encode_record(record)
+    entry = pack_header(3, 2, 29, len(raw)) + raw
+    damaged = (len(raw) + 70_000).to_bytes(4) + raw[4:]
+    in_entry = entry[:4] + (len(entry) + 1).to_bytes(4) + entry[8:]
+    for end in range(8, len(raw)):
+        assert may_begin_record(raw[:end], 0, end, 77)
+        assert ENTRIES.may_begin(entry[:end], 0, end, 29)
+        assert may_begin_record(damaged, 0, end, 77) is (end < (112 if flags else 88))
+        assert not may_begin_record(raw, 0, end, 78) or end < 88
+        assert not ENTRIES.may_begin(in_entry, 0, end, 29) or end < 48

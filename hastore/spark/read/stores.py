@@ -342,6 +342,8 @@ def _walk(
         if magic == BLANK_MAGIC and size == left:
             return found, file.end
         plausible = MIN_RECORD_SIZE <= size <= left
+        if plausible and at + size > span.limit:
+            plausible = form.may_begin(data, at - file.start, span.limit - file.start, at)
         if at + size > span.limit and (plausible or span.limit - at < SIZE_AND_MAGIC.size):
             return found, span.end  # the log's limit lies inside this record
         found.append(at)
@@ -362,9 +364,11 @@ def _walk_entries(
         if form.check_blank(data, place, file.size):
             return found, file.end
         size = form.announced(data, place, file.size)
-        if at + size > span.limit or (not size and span.limit - at < form.lead):
+        whole = at + size <= span.limit
+        begun = whole or form.may_begin(data, place, span.limit - file.start, at)
+        if begun and (not whole or (not size and span.limit - at < form.lead)):
             return found, span.end
-        if not size or size > left:
+        if not begun or not size or size > left:
             found.append(at + form.lead)
             return found, span.end
         if form.holds_record(data, place, size):

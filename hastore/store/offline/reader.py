@@ -226,7 +226,8 @@ class StoreReader:
                         yield offset + lead, raw[lead:]
                 elif not (size := form.check_blank(data, at, file.size)):
                     limit = min(limit, self.limit_offset)
-                    if offset < limit and not self._is_partial(data, at, limit - file.start):
+                    end = limit - file.start
+                    if offset < limit and not self._is_partial(data, at, end, offset):
                         raise CorruptRecordError(
                             f"{file.path}: no valid record at offset {offset}, below the limit"
                             f" {limit}; see `hastore log verify`"
@@ -373,13 +374,13 @@ class StoreReader:
         except FileNotFoundError as failure:
             raise StoreError(f"{file.path} was removed by retention while it was read") from failure
 
-    def _is_partial(self, data: memoryview, at: int, limit: int) -> bool:
+    def _is_partial(self, data: memoryview, at: int, limit: int, offset: int) -> bool:
         """Whether the bytes up to the limit are the beginning of a record that ends beyond it.
 
-        A damaged size is often huge, so the result is False when the record would not fit into its
-        file.
+        A damaged size is often too large: then it does not fit the file, or the other lengths.
         """
         if limit - at < SIZE_AND_MAGIC.size:
             return True
-        size = self.form.announced(data, at, len(data))
-        return limit - at < size <= len(data) - at - BLANK_SIZE
+        form, size = self.form, self.form.announced(data, at, len(data))
+        fits = limit - at < size <= len(data) - at - BLANK_SIZE
+        return fits and form.may_begin(data, at, limit, offset)

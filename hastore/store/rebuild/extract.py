@@ -215,7 +215,8 @@ class _Reading:
                 break
             elif at < end:
                 if at + walk.wanted > limit:
-                    is_whole = limit < size  # true if the limit lies inside a record
+                    # True if the limit lies inside a record.
+                    is_whole = limit < size and form.may_begin(view, at, limit, base + at)
                     break
                 room = walk.wanted
         used = {bucket_of(*queue, task.buckets) for queue in self._names()}

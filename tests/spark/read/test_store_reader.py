@@ -117,7 +117,10 @@ def test_the_log_is_read_up_to_a_limit_within_a_record(tmp_path):
     assert [row["physicalOffset"] for row in rows] == [r.physical_offset for r in placed[:12]]
 
 
-@pytest.mark.parametrize(("at", "value"), [(0, bytes(4)), (0, b"\x7f\0\0\0"), (4, bytes(4))])
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(0, bytes(4)), (0, b"\x7f\0\0\0"), (0, (40_000).to_bytes(4)), (4, bytes(4))],
+)
 def test_damage_in_the_log_is_named(tmp_path, at, value):
     placed = write_store(tmp_path, numbered(20))
     bad = placed[7].physical_offset

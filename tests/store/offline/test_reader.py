@@ -172,6 +172,21 @@ def test_a_damaged_size_near_the_limit_is_not_a_partial_record(
         assert len(list(reader.raw_records(None, bad))) == 99
 
 
+@pytest.mark.parametrize("more", [100, 1000, 20_000])
+def test_a_damaged_size_does_not_end_the_reading_in_front_of_other_records(
+    tmp_path: Path, more: int
+) -> None:
+    """The size fits the file, and points beyond the limit: it says nothing of the record's end."""
+    log = MemoryLog()
+    records = fill(log, 100)
+    bad = records[50].physical_offset
+    log.data[bad : bad + 4] = (log.max_offset - bad + more).to_bytes(4)
+    write_log(tmp_path, log)
+    set_limits(tmp_path, log.max_offset).close()
+    with StoreReader(str(tmp_path)) as reader, pytest.raises(CorruptRecordError, match=f"{bad}"):
+        list(reader.records())
+
+
 @pytest.mark.parametrize("shown", [1, 4, 7, 8, 50])
 def test_a_record_that_the_limit_cuts_ends_the_reading(tmp_path: Path, shown: int) -> None:
     log = MemoryLog()
