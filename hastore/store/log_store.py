@@ -800,9 +800,9 @@ class LogStore:
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, durably, with all that is derived from it.
 
-        If `offset` lies inside a record, that record is cut too. The limits are lowered first. If a
-        crash interrupts the cut, recovery then finds the end of a whole record, and does not count
-        the cut bytes as missing.
+        If `offset` lies inside a record, that record is cut too; in a log of entries one ends
+        there. The limits are lowered first. If a crash interrupts the cut, recovery then finds the
+        end of a whole record, and does not count the cut bytes as missing.
         Raises UsageError for an offset outside the log, StoreBrokenError if the disk fails.
         """
         log = self.log
@@ -810,7 +810,7 @@ class LogStore:
             if not log.min_offset <= offset <= log.max_offset:
                 raise UsageError(f"offset {offset} is outside [{log.min_offset}, {log.max_offset}]")
             start = max(log.min_offset, offset - offset % log.file_size)
-            offset = cut_point(log, offset)
+            offset = self._cut_point(offset)
             self.times_cut += 1  # before the bytes change, for who reads them without a lock
             log.fenced = tuple(one for one in log.fenced if one[1] <= offset)
             self._limits.cut(offset, recovery_start=start)
@@ -821,14 +821,22 @@ class LogStore:
             self.replay.truncate(min(offset, self.replay.dispatched_offset))
             self.cuts.note_made(offset)
 
+    def _cut_point(self, offset: int) -> int:
+        """Return where a cut at `offset` begins; the log is locked.
+
+        In a log of records it is found by their sizes, so damage may lead it further back. The
+        index of a log of entries knows it: nothing that is committed may go.
+        """
+        return offset if self.log.entries is not None else cut_point(self.log, offset)
+
     def archive(self, offset: int, name: str) -> int:
-        """Copy [offset, end) to `rescued/<name>/`, synced; returns the bytes copied.
+        """Copy what a cut at `offset` takes to `rescued/<name>/`, synced; returns its bytes.
 
         Raises StoreFullError if there is no room, StoreError if the copy fails.
         """
         log = self.log
         with log.lock:
-            end = log.max_offset
+            offset, end = self._cut_point(offset), log.max_offset
             folder = copy_tail(self._fs, self._root, name, log, offset, end)
             self._note_cut(folder, offset)
         self.rescued.look()
@@ -843,7 +851,7 @@ class LogStore:
         if self.log.entries is not None:
             offset = max(offset, min(self.confirmed_offset, self.log.max_offset))
         messages, all_counted = count_messages(self.log, offset)
-        if not messages:
+        if not messages and all_counted:
             self.cuts.forget_noted()
             return
         bare = folder.rpartition("/")[2]

@@ -153,7 +153,8 @@ def count_messages(log: CommitLog, offset: int) -> tuple[int, bool]:
     COUNT_BYTES_MAX, and where the disk cannot read. The caller holds the log's lock.
     """
     walker, count = ScalarWalker(log.form), 0
-    offset = cut_point(log, offset)
+    if log.entries is None:
+        offset = cut_point(log, offset)
     end, limit = log.max_offset, offset + COUNT_BYTES_MAX
     while offset < end:
         if offset >= limit:

@@ -34,10 +34,12 @@ from tests.store.kit import (
     bodies,
     config,
     crash_copy,
+    log_file,
     message,
     opened,
     put,
     read_log,
+    scribble,
 )
 
 
@@ -135,6 +137,21 @@ def test_archive_keeps_places_and_names(tmp_path: Path) -> None:
     assert check_record(data, start, FILE_SIZE, start)
     with opened(tmp_path) as store, pytest.raises(UsageError):
         store.archive(0, "../out")
+
+
+def test_what_a_cut_takes_because_of_damage_is_archived_too(tmp_path: Path) -> None:
+    """Sizes lead from the file's start to the record that a cut lies in; a damaged one does not."""
+    with opened(tmp_path / "a") as store:
+        offsets = fill(store, 20)
+        assert store.wait_dispatched(store.max_offset, 60)
+        whole, end = read_log(tmp_path / "a"), store.max_offset
+        for bad in (offsets[3], offsets[15]):
+            scribble(log_file(tmp_path / "a", 0), bad + 4, b"????")
+        assert store.archive(offsets[15], "x") == end - offsets[3]
+        store.truncate(offsets[15])
+        assert store.max_offset == offsets[3]
+        kept = (tmp_path / "a/rescued/x" / ("0" * 20)).read_bytes()
+        assert kept[offsets[4] : offsets[15]] == whole[offsets[4] : offsets[15]]
 
 
 @pytest.mark.parametrize("code", [errno.EDQUOT, errno.ENOSPC, errno.EIO])

@@ -23,7 +23,7 @@ from tests.dledger.store.kit import (
     put,
     walk,
 )
-from tests.store.kit import FILE_SIZE, HOST, bodies, crash_copy, message
+from tests.store.kit import FILE_SIZE, HOST, bodies, crash_copy, message, scribble
 from tests.store.kit import opened as opened_classic
 from tests.store.kit import put as put_classic
 
@@ -134,6 +134,19 @@ def test_a_truncated_tail_is_archived_and_does_not_come_back(tmp_path):
     with opened(root) as again:
         assert again.end_index == 299 and again.end_position(299) == cut
         assert again.messages.max_offset == cut
+
+
+def test_damage_does_not_let_a_cut_take_what_is_committed(tmp_path):
+    with opened(tmp_path / "store") as store:
+        put(store, 1, *(message(number) for number in range(20)))
+        store.commit(10)
+        pos, end = store.position(11), store.end_position(19)
+        for bad in (store.position(3) + 4, pos + 48 + 4):
+            scribble(f"{store.messages.directory}/data/{0:020}", bad, b"????")
+        assert store.truncate(11) == end - pos
+        assert (store.end_index, store.committed_index, store.messages.max_offset) == (10, 10, pos)
+        [cut] = store.messages.cuts.all
+        assert (cut.start_offset, cut.messages, cut.all_counted) == (pos, 0, False)
 
 
 def test_an_installed_log_begins_where_the_leader_says(tmp_path):
