@@ -64,6 +64,10 @@ _SIZE = header_struct("size")
 _QUEUE_ID = header_struct("queue_id")
 _WAITING = SCHEDULE_TOPIC.encode()
 _HALF = HALF_TOPIC.encode()
+# What a message gets that waits, once it is delivered, committed or set aside: the name of its own
+# topic, and a property. A record without room for it could never leave its waiting place.
+_LATER = frozenset({_WAITING, _HALF})
+_LATER_BYTES = 256
 _V2 = V2_MAGIC.to_bytes(4)
 _SYS_FLAG_AT = offset_of("sys_flag")
 _SYS_FLAG = header_struct("sys_flag", start=_SYS_FLAG_AT)
@@ -103,6 +107,7 @@ class PutValidator:
         self._open_transactions = open_transactions
         self._max_body = config.max_message_size
         self._max_record = form.max_record(config.commitlog_file_size)
+        self._max_waiting = self._max_record - _LATER_BYTES
         # A client must not forge a member list, the next offsets of queues, topics, or the end of
         # a transaction. A delayed message and a half message reach another topic later: the node
         # itself makes the record of the one, and checks that of the other.
@@ -156,6 +161,7 @@ class PutValidator:
             properties = payload[properties_at:after]
             belongs: tuple[bytes, int] | None = None
             reason = None
+            most = self._max_waiting if topic in _LATER and not delivers else self._max_record
             if topic not in self._topics:
                 place = self._place(topic, payload[at:after], guard)
                 if isinstance(place, PutResult):
@@ -166,13 +172,13 @@ class PutValidator:
             if (
                 flags & FLAGS_REFUSED
                 or body_size > max_body
-                or size > self._max_record
+                or size > most
                 # A delivery's properties are those that the log has already, perhaps a broker's.
                 or (properties and not delivers and not _is_well_formed(properties))
                 or (not delivers and words_of_keys(properties))
                 or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
             ):
-                reason = self._why_not(parts, b"" if delivers else properties, max_body)
+                reason = self._why_not(parts, b"" if delivers else properties, max_body, most)
             producer = None
             if reason is None and properties:
                 try:
@@ -222,8 +228,8 @@ class PutValidator:
                     size=len(made), topic=_WAITING, queue_id=queue_id,
                     belongs=(entry.topic, entry.queue_id),
                 )  # fmt: skip
-                if len(made) > self._max_record:
-                    text = f"a record of {len(made)} bytes; the log takes up to {self._max_record}"
+                if len(made) > self._max_waiting:
+                    text = f"a record of {len(made)} bytes; the log takes up to {self._max_waiting}"
                     found[place] = PutResult(Status.MESSAGE_ILLEGAL, reason=text)
                     continue
             pieces.append(raw if made is None else made)
@@ -268,7 +274,9 @@ class PutValidator:
         self._topics.add(topic)
         return None
 
-    def _why_not(self, parts: RecordParts, properties: bytes, max_body: int) -> str:
+    def _why_not(
+        self, parts: RecordParts, properties: bytes, max_body: int, max_record: int
+    ) -> str:
         words = words_of_keys(properties)
         if words:
             return (
@@ -280,8 +288,8 @@ class PutValidator:
             return f"sysFlag {flags:#x}: inner batches are not accepted from clients"
         if body_size > max_body:
             return f"a body of {body_size} bytes; store.max_message_size is {max_body}"
-        if size > self._max_record:
-            return f"a record of {size} bytes; the log takes up to {self._max_record}"
+        if size > max_record:
+            return f"a record of {size} bytes; the log takes up to {max_record}"
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
 
 

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from hastore.errors import Status
-from hastore.record.codec import NO_HOST, Host, decode_record
-from hastore.record.properties import MAX_KEYS
+from hastore.record.codec import NO_HOST, Host, build_record, decode_record
+from hastore.record.delays import deliver
+from hastore.record.properties import MAX_CREATED_TOPIC, MAX_KEYS
+from hastore.record.transactions import HALF_TOPIC, commit, half_pairs, set_aside
+from hastore.store.append.results import DeliveriesIf
 from tests.store import kit
 from tests.store.kit import bodies, message
 from tests.store.test_store_times import Classic, Clock, Ledger, opened
@@ -95,3 +98,35 @@ def test_too_many_properties_have_a_status_of_their_own(tmp_path: Path) -> None:
     with kit.opened(tmp_path) as store:
         ((result,),) = store.put_encoded([bytes(raw)])
         assert result.status is Status.PROPERTIES_SIZE_EXCEEDED
+
+
+@pytest.mark.parametrize("kind", ["delayed", "half"])
+def test_a_message_that_waits_leaves_room_for_what_it_gets_later(tmp_path: Path, kind: str) -> None:
+    """Else it is acknowledged, and can never be delivered, committed or set aside."""
+    topic = "t" * MAX_CREATED_TOPIC
+    pairs = [("DELAY", "1"), ("HS_PID", "p"), ("HS_SEQ", "1")]
+    if kind == "half":
+        topic, pairs = HALF_TOPIC, half_pairs(topic, 0, "g", "u", ())
+    later = DeliveriesIf(lambda: None)
+    with kit.opened(tmp_path) as store:
+        for size in range(kit.FILE_SIZE - 800, kit.FILE_SIZE + 400, 3):
+            raw = build_record(
+                topic, bytes(size - 400), queue_id=0, properties=pairs,
+                born_timestamp_ms=0, born_host=NO_HOST,
+            )  # fmt: skip
+            pairs = [(name, str(size) if name == "HS_SEQ" else value) for name, value in pairs]
+            ((result,),) = store.put_encoded([raw])
+            if result.status is not Status.PUT_OK:
+                break
+            assert result.offset is not None and result.end_offset is not None
+            with store.view(result.offset, result.end_offset - result.offset) as view:
+                stored = bytes(view)
+            made = [deliver(stored).record] if kind == "delayed" else []
+            if kind == "half":
+                made = [commit(stored).record, set_aside(stored, 1_000_000_000)]
+            for record in made:
+                ((result,),) = store.put_encoded([record], [later])
+                assert result.status is Status.PUT_OK, (size, result)
+        else:
+            pytest.fail("each size was accepted")
+        assert "the log takes up to" in (result.reason or "")
