@@ -84,6 +84,7 @@ class EntryIndex:
         self._synced = 0  # units below are on the disk
         self._files: dict[int, File] = {}
         self._new_names = False
+        self._removals = 0  # how often entries were cut or removed
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -94,11 +95,8 @@ class EntryIndex:
 
     def unit(self, index: int) -> Unit:
         """Return where an entry lies. Raises UsageError for an absent one, OSError."""
-        if not self.begin_index <= index <= self.end_index:
-            raise UsageError(
-                f"there is no entry {index}: the log has [{self.begin_index}, {self.end_index}]"
-            )
         with self._guard:
+            self._check_there(index)
             at = (index - self._kept_from) * _UNIT
             if at >= 0:
                 _, pos, size, _, term = INDEX_UNIT.unpack_from(self._kept, at)
@@ -107,11 +105,18 @@ class EntryIndex:
         if found is None and index < self.begin_index:
             raise StoreError(f"entry {index} was removed by retention")
         if found is None:
+            self._check_there(index)  # it was cut meanwhile
             raise StoreBrokenError(
                 f"{self.directory}: the unit of entry {index} is damaged; stop the node, remove the"
                 " folder, and start the node again: it writes the index anew from the log"
             )
         return found
+
+    def _check_there(self, index: int) -> None:
+        if not self.begin_index <= index <= self.end_index:
+            raise UsageError(
+                f"there is no entry {index}: the log has [{self.begin_index}, {self.end_index}]"
+            )
 
     def read_unit(self, index: int) -> Unit | None:
         """Read a unit from its file; None if it is missing or no unit of this entry."""
@@ -139,8 +144,22 @@ class EntryIndex:
         return self.begin_pos if index == self.begin_index - 1 else self.unit(index).end
 
     def last_within(self, offset: int) -> int:
-        """Return the last entry that ends at or before `offset`; `begin_index` - 1: none."""
-        first, last = self.begin_index, self.end_index
+        """Return the last entry that ends at or before `offset`; `begin_index` - 1: none.
+
+        Any thread may ask: if the log is cut meanwhile, or retention removes entries, what is left
+        counts. Raises StoreBrokenError, OSError.
+        """
+        while True:
+            removals = self._removals
+            try:
+                return self._last_within(offset, self.begin_index, self.end_index)
+            except StoreBrokenError:
+                raise
+            except (UsageError, StoreError):
+                if removals == self._removals:
+                    raise
+
+    def _last_within(self, offset: int, first: int, last: int) -> int:
         if last >= first and self.unit(last).end <= offset:
             return last
         entries = range(first, last + 1)
@@ -188,6 +207,7 @@ class EntryIndex:
             if self.state.now.synced_index > synced:
                 self.state.save(synced_index=synced)
             with self._guard:
+                self._removals += 1
                 self.end_index = last
                 del self._kept[max(0, last + 1 - self._kept_from) * _UNIT :]
                 self._kept_from = min(self._kept_from, last + 1)
@@ -210,6 +230,7 @@ class EntryIndex:
         if index <= self.end_index:
             kept.insert(0, (self.unit(index).term, index))
         with self._guard:
+            self._removals += 1
             self.begin_index, self.begin_pos, self.prev_term = index, offset, prev_term
             self.terms = tuple(kept)
 
@@ -232,6 +253,7 @@ class EntryIndex:
         self.state.save(begin=(index, offset, prev_term), synced_index=index, cut_at=None)
         self.last_crc = None
         with self._writing, self._guard:
+            self._removals += 1
             self._files.clear()
             self._fs.make_dirs(self.directory)
             self.begin_index, self.begin_pos, self.prev_term = index, offset, prev_term

@@ -1,15 +1,18 @@
 """DLedgerMmapFileStore: puts, copies, reads and restarts, against the format read by hand."""
 
 import random
+import threading
 
 import pytest
 
+from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
 from hastore.dledger.driver.carry_out import DiskRoom
 from hastore.errors import NoLogFileError, Status, StoreFullError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.dledger import AppendRequest, MemberSet
 from hastore.record.log_format import build_own
+from hastore.store.log.entry_index import EntryIndex
 from hastore.store.state.entry_state import EntryState
 from tests.dledger.store.kit import (
     copy_entries,
@@ -147,6 +150,41 @@ def test_damage_does_not_let_a_cut_take_what_is_committed(tmp_path):
         assert (store.end_index, store.committed_index, store.messages.max_offset) == (10, 10, pos)
         [cut] = store.messages.cuts.all
         assert (cut.start_offset, cut.messages, cut.all_counted) == (pos, 0, False)
+
+
+@pytest.mark.parametrize("asked", range(1, 6))
+@pytest.mark.parametrize("what", ["cut", "retention"])
+def test_what_is_durable_is_told_while_the_log_is_cut_or_removed(
+    tmp_path, monkeypatch, what, asked
+):
+    """The thread that syncs holds no lock of the log then; an error would end it, and the node."""
+    told, unit, calls = [], EntryIndex.unit, []
+    with opened(tmp_path, retention=RetentionConfig(max_size_bytes=FILE_SIZE)) as store:
+        put(store, 1, *(message(number, size=1000) for number in range(200)))
+        store.flush()
+        put(store, 1, *(message(number, size=1000) for number in range(200, 400)))
+        store.commit(150)
+        store.on_persisted = told.append
+        assert store.messages.wait_dispatched(store.messages.max_offset, 60)
+        offset = store.end_position(250)
+
+        def change():
+            if what == "cut":
+                store.truncate(200)
+            else:
+                assert store.messages.retention.delete_expired(store.position(150)) == 2
+
+        def unit_of(index, number):
+            calls.append(number)
+            if len(calls) == asked:
+                thread = threading.Thread(target=change)
+                thread.start()
+                thread.join(60)
+            return unit(index, number)
+
+        monkeypatch.setattr(EntryIndex, "unit", unit_of)
+        store.messages.hooks.on_flushed(offset)
+        assert told == [199 if what == "cut" else 250]
 
 
 def test_an_installed_log_begins_where_the_leader_says(tmp_path):
