@@ -197,13 +197,16 @@ class _Restore:
         self._put_in_place()
 
     def _clear(self) -> None:
-        """Remove what a broken-off restore has left. Raises UsageError for other things."""
+        """Remove what a broken-off restore has left. Raises UsageError for other things.
+
+        Beside other things it may not be a restore that has left them: then all of it stays.
+        """
         fs, root = self._fs, self._root
         there = [name for name in fs.list_dir(root) if name not in _IGNORED]
-        if fs.exists(self._staging) and self._log not in there:  # it had not come to an end
-            for name in (STAGING, *(one for one in ("hastore", "config") if one in there)):
+        if fs.exists(self._staging) and {"hastore", "config"}.issuperset(there):
+            for name in (*there, STAGING):
                 fs.remove_tree(f"{root}/{name}")
-            there = [name for name in there if name not in ("hastore", "config")]
+            there = []
         if there:
             raise UsageError(
                 f"{root} is not empty, it has {there[0]}: a backup is restored into an empty"

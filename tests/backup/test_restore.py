@@ -313,6 +313,25 @@ def test_only_an_empty_store_is_restored_into(trio, place):
     assert REAL.list_dir(config.store.root) == ["commitlog", "lock"]
 
 
+def test_what_a_broken_off_restore_left_is_no_reason_to_remove_a_store(trio, place):
+    """A node of mode dledger has begun there since, under any number."""
+    group, master, slave = trio
+    master.put(b"one")
+    in_step(master, slave)
+    take(slave.config, place)
+    config = as_slave(group.config(3))
+    root = config.store.root
+    for path in ("dledger-n3/data", f"{STAGING}/hastore", "hastore"):
+        REAL.make_dirs(f"{root}/{path}")
+    REAL.replace_bytes(f"{root}/hastore/votes.json", b"{}")
+    with pytest.raises(UsageError, match="is not empty, it has dledger-n3"):
+        restore(config, place)
+    assert REAL.read_bytes(f"{root}/hastore/votes.json") == b"{}"
+    REAL.remove_tree(f"{root}/dledger-n3")
+    restore(config, place)  # `hastore` alone is what a restore leaves
+    assert sorted(os.listdir(root)) == ["commitlog", "hastore", "lock"]
+
+
 def test_a_damaged_backup_is_not_restored(trio, place):
     group, master, slave = trio
     fill(master, 2 * FILE_SIZE)
