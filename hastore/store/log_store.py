@@ -516,6 +516,14 @@ class LogStore:
         return [reason for reason in found if reason is not None]
 
     @property
+    def lacks_room(self) -> bool:
+        """Whether something fails that may fail for want of room."""
+        others = {self._drop_failure}
+        if not self.replay.lacks_room:
+            others.add(self.replay.blocked_reason)
+        return not others.issuperset(self.problems)
+
+    @property
     def no_room(self) -> str | None:
         """Why there is no next log file, such as a full disk, with the remedy; None if there is."""
         return self.log.allocator.refusal

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import HastoreError, StoreError, SyncFailedError
+from hastore.errors import HastoreError, StoreError, StoreFullError, SyncFailedError
+from hastore.fs.filesystem import NO_ROOM
 from hastore.record.delays import DELAYS_MS
 from hastore.record.log_format import PLAIN, LogFormat
 from hastore.service import OnFailure, Service
@@ -163,6 +164,7 @@ class IndexBuildService(Service):
         self._sync_failed: str | None = None  # why `synced` does not move any more
         self._inherited = False  # the previous process may have left files unsynced
         self.blocked_reason: str | None = None  # why replay has stopped, for the status; else None
+        self.lacks_room = False  # it has stopped for want of room
         self._on_dispatched = on_dispatched
 
     @property
@@ -228,11 +230,13 @@ class IndexBuildService(Service):
         except (OSError, HastoreError) as failure:
             if self.blocked_reason is None:
                 log.error("replay stopped at offset %d: %s", self._dispatched, failure)
+            full = isinstance(failure, OSError) and failure.errno in NO_ROOM
+            self.lacks_room = full or isinstance(failure, StoreFullError)
             self.blocked_reason = f"replay stopped at offset {self._dispatched}: {failure}"
             return False
         if moved and self.blocked_reason is not None:
             log.warning("replay continues from offset %d", self._dispatched)
-            self.blocked_reason = None
+            self.blocked_reason, self.lacks_room = None, False
         return moved
 
     def _step(self) -> bool:
@@ -439,7 +443,7 @@ class IndexBuildService(Service):
     def _continue_at(self, offset: int) -> None:
         with self._changed:
             self._dispatched = offset
-            self.blocked_reason = None
+            self.blocked_reason, self.lacks_room = None, False
             self._changed.notify_all()
 
     def delete_before(self, min_offset: int) -> None:

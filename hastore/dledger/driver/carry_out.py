@@ -396,7 +396,7 @@ class DiskRoom:
     def recovered(self) -> bool:
         """Return whether the disk was full until now, and has room again."""
         messages = self._messages
-        if not self.full or messages.problems or messages.free_bytes() < self._needed_bytes:
+        if not self.full or messages.lacks_room or messages.free_bytes() < self._needed_bytes:
             return False
         self._failure = None
         return True

@@ -1,5 +1,6 @@
 """DLedgerMmapFileStore: puts, copies, reads and restarts, against the format read by hand."""
 
+import errno
 import random
 import threading
 
@@ -26,6 +27,7 @@ from tests.dledger.store.kit import (
     put,
     walk,
 )
+from tests.ha.nodes import wait_for
 from tests.store.kit import FILE_SIZE, HOST, bodies, crash_copy, message, scribble
 from tests.store.kit import opened as opened_classic
 from tests.store.kit import put as put_classic
@@ -285,6 +287,39 @@ def test_the_reason_of_a_missing_log_file_is_not_always_a_full_disk(tmp_path):
         assert room.recovered() and room.problem is None
         assert room.note(StoreFullError("no room"))
         assert room.problem == "the disk is full: no room"
+
+
+def test_a_replay_that_damage_has_stopped_does_not_keep_the_disk_full(tmp_path):
+    """Such a node still copies the log, and counts for its leader's commits."""
+    with opened(tmp_path) as store:
+        put(store, 1, message(1))
+        replay = store.messages.replay
+        assert replay.wait_dispatched(store.messages.max_offset, 60)
+        room = DiskRoom(store)
+        assert room.note(StoreFullError("no room"))
+        with replay.paused():
+            put(store, 1, message(2))
+            path = f"{store.messages.directory}/data/{0:020}"
+            scribble(path, store.position(1) + 48 + 4, b"????")
+        wait_for(lambda: replay.blocked_reason is not None)
+        assert store.messages.problems and room.recovered() and not room.full
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), StoreFullError("no room")])
+def test_a_replay_that_lacks_room_keeps_the_disk_full(tmp_path, monkeypatch, failure):
+    def fail(_batch):
+        raise failure
+
+    with opened(tmp_path) as store:
+        room = DiskRoom(store)
+        assert room.note(StoreFullError("no room"))
+        with monkeypatch.context() as patch:
+            patch.setattr(store.messages.queues, "dispatch", fail)
+            put(store, 1, message(1))
+            wait_for(lambda: store.messages.replay.blocked_reason is not None)
+            assert not room.recovered()
+        assert store.messages.replay.wait_dispatched(store.messages.max_offset, 60)
+        wait_for(room.recovered)
 
 
 def test_an_install_that_an_earlier_version_began_keeps_the_whole_log(tmp_path):
