@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from hastore.addresses import KAZOO_MISSING
-from hastore.clock import Clock
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import Places, check_config
 from hastore.config.file import config_error, parse_config
 from hastore.config.model import Config, Mode, NodeAddress, Role
@@ -35,19 +35,32 @@ log = logging.getLogger(__name__)
 GOOD_FOR_MS = 60_000
 PROMOTION = "promotion"
 RESTART = "restart"
+RETRY_MS = 2_000.0  # a file that was not valid may be so later: what it names was mended
 _FOLLOWED = ("role", "acks", "nodes")  # `role` is in force at once; the others are compared apart
 _AT_ONCE = "store.retention."  # these keys too
 
 
 class ConfigWatch:
-    """The configuration file of a node; a file that does not validate is not followed."""
+    """The configuration file of a node; a file that does not validate is not followed.
 
-    def __init__(self, path: str, overrides: Mapping[str, str], fs: FileSystem = REAL) -> None:
+    It is checked again each RETRY_MS: it may be right, and a file that it names be mended.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        overrides: Mapping[str, str],
+        fs: FileSystem = REAL,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.path = path
         self._overrides = dict(overrides)
         self._fs = fs
+        self._clock = clock
         self._seen = fs.read_bytes(path)
         self._unreadable = False
+        self._retry_ms: float | None = None  # when `_seen`, which is not valid, is checked again
+        self._said: str | None = None  # what the log says of `_seen`
         self._mode: Mode | None = None  # that of the first configuration
         self.problem: str | None = None  # why the last change is not followed; the status shows it
 
@@ -60,23 +73,32 @@ class ConfigWatch:
     def _changed(self) -> Config | None:
         """Return the new configuration, once after each change of the file; else None.
 
-        Raises ConfigError if the new file is invalid or cannot be read, also once for each change.
+        Raises ConfigError if the new file cannot be read, once, or is invalid, at each check.
         """
         try:
             content = self._fs.read_bytes(self.path)
         except OSError as error:
             if not self._unreadable:
-                self._unreadable = True
+                self._unreadable, self._said = True, None
                 raise ConfigError(
                     f"{self.path}: {error.strerror}; the node keeps its configuration"
                 ) from error
             return None
+        now = self._clock.monotonic_ms()
         if self._unreadable:
-            self._unreadable, self.problem = False, None
-        if content == self._seen:
+            self._unreadable, self._said = False, None
+            if self._retry_ms is None:
+                self.problem = None
+            else:  # it was not valid before
+                self._retry_ms = now
+        if content != self._seen:
+            self._seen, self._said = content, None
+        elif self._retry_ms is None or now < self._retry_ms:
             return None
-        self._seen = content
-        return self._parse(content)
+        self._retry_ms = now + RETRY_MS
+        config = self._parse(content)
+        self._retry_ms = None
+        return config
 
     def parse(self, text: str, path: str) -> Config:
         """Return what a file with this content says to the node. Raises ConfigError."""
@@ -90,8 +112,10 @@ class ConfigWatch:
         try:
             config = self._changed()
         except ConfigError as error:
-            log.error("the changed configuration is not followed: %s", error)
             self.problem = str(error)
+            if self.problem != self._said:
+                self._said = self.problem
+                log.error("the changed configuration is not followed: %s", error)
             return None
         if config is not None:
             self.problem = None
