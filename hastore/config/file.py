@@ -198,6 +198,8 @@ def _content(
         remedy = missing if isinstance(failure, FileNotFoundError) else CHECK_PATH
         problem = f"{path} cannot be read: {failure.strerror}"
         raise places.error(key, problem, remedy) from failure
+    except ValueError as failure:  # a NUL, or what is no Unicode
+        raise places.error(key, f"{path!r} cannot be a path: {failure}", "name a file") from failure
     if private and mode & 0o077:
         raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
     return content

@@ -103,3 +103,10 @@ def test_a_good_file_that_was_away_is_no_change(watched: Watched) -> None:
     assert watched.follow() is None and watched.watch.problem is not None
     away.rename(watched.path)
     assert watched.follow() is None and watched.watch.problem is None
+
+
+@pytest.mark.parametrize("name", ["a\\0b", "\\ud800"])
+def test_what_cannot_be_a_path_ends_no_node(watched: Watched, name: str) -> None:
+    watched.write("SLAVE", name)
+    assert watched.follow() is None
+    assert watched.watch.problem is not None and "cannot be a path" in watched.watch.problem
