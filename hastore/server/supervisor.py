@@ -25,6 +25,7 @@ class Supervisor:
             text = environment.get("WATCHDOG_USEC", "")
             self._watchdog_ms = int(text) / 1000.0 if text.isdecimal() else 0.0
         self._said_ms = 0.0
+        self._owes_ready = False  # it was not told yet
         self._status = ""
 
     @property
@@ -35,7 +36,7 @@ class Supervisor:
     def ready(self, now_ms: float) -> None:
         """Say that the node serves."""
         self._said_ms = now_ms
-        self._tell("READY=1")
+        self._owes_ready = not self._tell("READY=1")
 
     def stopping(self) -> None:
         """Say that the node stops."""
@@ -49,19 +50,23 @@ class Supervisor:
     def alive(self, status: str, now_ms: float) -> None:
         """Say that the node answers, and what `systemctl status` shows of it."""
         self._said_ms = now_ms
-        lines = ["WATCHDOG=1"] if self._watchdog_ms else []
+        lines = ["READY=1"] if self._owes_ready else []
+        if self._watchdog_ms:
+            lines.append("WATCHDOG=1")
         if status != self._status:
-            self._status = status
             lines.append("STATUS=" + status.replace("\n", " "))
-        if lines:
-            self._tell("\n".join(lines))
+        if lines and self._tell("\n".join(lines)):
+            self._owes_ready, self._status = False, status
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, text: str) -> bool:
+        """Return whether it was told, or nobody listens."""
         if not self._address:
-            return
+            return True
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as one:
                 one.setblocking(False)
                 one.sendto(text.encode(), self._address)
-        except OSError as failure:  # a full buffer, or a manager that restarts: the next one counts
+        except OSError as failure:  # a full buffer, or a manager that restarts: told again
             log.warning("systemd was not told %r: %s", text, failure)
+            return False
+        return True

@@ -86,6 +86,23 @@ def test_a_manager_that_is_gone_is_a_warning(
     assert "systemd was not told 'READY=1'" in caplog.text
 
 
+def test_what_a_full_buffer_did_not_take_is_told_again(manager: socket.socket) -> None:
+    """Without READY=1 systemd kills a node that serves, at the end of TimeoutStartSec."""
+    one = Supervisor({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "600000"}, 7)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+        others.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                others.sendto(b"STATUS=busy", manager.getsockname())
+    one.ready(0.0)
+    one.alive("SLAVE, epoch 1", 300.0)
+    assert set(said(manager)) == {"STATUS=busy"}
+    one.alive("SLAVE, epoch 1", 600.0)
+    assert said(manager) == ["READY=1", "WATCHDOG=1", "STATUS=SLAVE, epoch 1"]
+    one.alive("SLAVE, epoch 1", 900.0)
+    assert said(manager) == ["WATCHDOG=1"]
+
+
 def test_a_status_that_fails_does_not_end_the_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
