@@ -223,8 +223,11 @@ class AuditLog(Service):
 
     def _write(self, line: bytes) -> None:
         file = self._file
-        if file is not None and not self._fs.is_same_file(self.path, file):
-            self._close()  # somebody has moved or removed it
+        if file is not None and (
+            not self._fs.is_same_file(self.path, file)
+            or os.fstat(file.fileno()).st_size < self._end
+        ):
+            self._close()  # somebody has moved, removed or emptied it
         elif file is not None and self._end and self._end + len(line) > self._max_bytes:
             self._rotate()
         if self._file is None:

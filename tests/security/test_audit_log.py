@@ -296,3 +296,15 @@ def test_many_threads_note_at_once(make, path, monkeypatch):
     for number in range(4):
         own = [reason for reason in reasons if reason.startswith(f"{number} ")]
         assert own == [f"{number} {count}" for count in range(200)]
+
+
+def test_a_file_that_somebody_empties_goes_on_at_its_start(make, path):
+    """`: > audit.log`, to make room, or logrotate's copytruncate."""
+    log = make()
+    log.start()
+    log.note("promote", outcome="done", reason="before")
+    wait_for(lambda: path.exists() and path.stat().st_size)
+    os.truncate(path, 0)
+    log.note("promote", outcome="done", reason="after")
+    log.stop()
+    assert [one["reason"] for one in lines(path)] == ["after"]
