@@ -172,5 +172,17 @@ def _announce(node: BaseNode, orders: Orders) -> bool:
         if waited > READY_WAIT_S:
             log.warning("the node does not serve yet: %s", node.roles.reason)
             break
-    print(node.ready_line(), flush=True)
+    _print(node.ready_line())
     return True
+
+
+def _print(line: str) -> None:
+    """Print a line to stdout. A full disk there ends no node, which may be needed to take over."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as failure:
+        log.warning("the ready line was not written to stdout: %s; make room", failure.strerror)
+        with contextlib.suppress(OSError):  # what print has kept must not fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -34,6 +34,25 @@ def test_check_validates_and_exits(group):
     assert not group[1].store.exists()
 
 
+def test_a_full_disk_under_stdout_ends_no_node(tmp_path):
+    """A node may have to take over in such an hour."""
+    with Group(tmp_path) as group, open("/dev/full", "w") as full:
+        node = subprocess.Popen(
+            [sys.executable, str(ROOT / "bin" / "hastore"), "serve", "-c", str(group[1].path)],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            said = iter(node.stderr.readline, "")
+            assert any(
+                "the ready line was not written to stdout: No space" in line for line in said
+            )
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(60) == 0
+        finally:
+            node.kill()
+            node.communicate()
+
+
 @pytest.mark.parametrize(("name", "number"), [("hastore-master", 2), ("hastore-slave", 1)])
 def test_the_other_role_is_refused(group, name, number):
     path = group[number].path
