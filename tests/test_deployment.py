@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import pathlib
 import re
 import runpy
@@ -194,6 +195,30 @@ def test_kubernetes_makes_no_master_and_keeps_the_operators_role(started: Any) -
     config = load_config(str(path))
     assert config.role is Role.SYNC_MASTER and config.ha.secret_file is not None
     assert pathlib.Path(config.ha.secret_file).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_power_loss_takes_no_pods_file(
+    started: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The role is nowhere else, and an empty file would keep the pod from starting for ever."""
+    synced, renamed = set[int](), list[int]()
+    sync, replace = os.fsync, os.replace
+
+    def noted(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def durably(source: Any, target: Any, **options: Any) -> None:
+        renamed.append(os.stat(source).st_ino)
+        assert renamed[-1] in synced, f"{target} is not on the disk"
+        replace(source, target, **options)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", durably)
+    path = started(name, 0)
+    assert {path.stat().st_ino, path.with_name("secret").stat().st_ino} <= {*renamed}
+    assert path.parent.stat().st_ino in synced
 
 
 def test_a_node_whose_volume_is_lost_gets_another_number(started: Any) -> None:
