@@ -54,9 +54,13 @@ class Node(BaseNode):
         clock: Clock = SYSTEM_CLOCK,
         config_path: str | None = None,
         config_problem: Callable[[], str | None] = lambda: None,
+        config_refused_ms: Callable[[], float | None] = lambda: None,
         parse: Callable[[str, str], Config] | None = None,
     ) -> None:
-        """Prepare; `read_config` returns the configuration once after each change of the file."""
+        """Prepare; `read_config` returns the configuration once after each change of the file.
+
+        `config_refused_ms` returns when the file was refused first, as it is now; see ConfigWatch.
+        """
         super().__init__(config, fs, clock, config_path, config_problem, parse)
         root, fail, read_config = config.store.root, self._on_failure, self._noted(read_config)
         self.store = MessageStore(
@@ -86,6 +90,7 @@ class Node(BaseNode):
             self._from_registry or OneShotFlags(fs, root, clock),
             read_config if self._from_registry is None else self._from_registry.read,
             on_change=self._role_changed,
+            refused_ms=config_refused_ms if self._from_registry is None else lambda: None,
         )
         self.retention = RetentionService(
             config.store.retention,

@@ -73,7 +73,8 @@ class RoleService(Service):
 
     `read_config` returns the configuration once after each change of the file, else None.
     `on_change(action, outcome, reason)` is called for each change of the role, for the audit log.
-    This thread calls both, without a lock.
+    `refused_ms` returns since when a file was refused as it is, before it was followed; see
+    ConfigWatch. This thread calls all of them, without a lock.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class RoleService(Service):
         read_config: Callable[[], Config | None],
         *,
         on_change: Callable[[str, str, str], None],
+        refused_ms: Callable[[], float | None] = lambda: None,
     ) -> None:
         super().__init__("RoleService", on_failure=member.on_failure)
         self.mode = RoleMode.FOLLOWING
@@ -101,7 +103,9 @@ class RoleService(Service):
         self._changed: Config | None = None  # read, but not followed yet
         self._looked_ms = 0.0  # when the configuration was last looked at, and
         self._epoch_then = 0  # the greatest epoch that this node knew then
-        self._late_epoch: int | None = None  # of a change that was seen late
+        self._refused_ms = refused_ms
+        self._refused: tuple[float, int] | None = None  # since when, and what it knew then
+        self._late_epoch: int | None = None  # of a change that was seen, or followed, late
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self._called_off)
         self._flags = Flags()
         self._self_promotion = False
@@ -244,9 +248,16 @@ class RoleService(Service):
         """Read a changed configuration; `_tick` follows it."""
         changed = self._read_config()
         late = self._member.clock.monotonic_ms() - self._looked_ms > LATE_MS
+        refused_ms = self._refused_ms()
+        if refused_ms is None:
+            self._refused = None
+        elif self._refused is None or self._refused[0] != refused_ms:
+            self._refused = refused_ms, self._epoch_then
         if changed is not None:
             self._changed = changed
             self._late_epoch = self._epoch_then if late else None
+            if self._refused is not None:
+                self._late_epoch = self._refused[1]
         self._note_look()
 
     def _note_look(self) -> None:
@@ -257,7 +268,8 @@ class RoleService(Service):
 
     def _meant_epoch(self) -> int | None:
         """Return the greatest epoch that the last order can have meant; None if it is of this
-        moment: this process may have been stopped by a signal, or had no ZooKeeper.
+        moment: this process may have been stopped by a signal, or had no ZooKeeper, or the file
+        have waited until another one that it names was mended.
         """
         meant = self._one_shot.meant_epoch()
         return self._late_epoch if meant is None else meant

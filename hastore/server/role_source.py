@@ -61,6 +61,8 @@ class ConfigWatch:
         self._unreadable = False
         self._retry_ms: float | None = None  # when `_seen`, which is not valid, is checked again
         self._said: str | None = None  # what the log says of `_seen`
+        # When the file was refused first, as it is now, also if it is followed since; None: never.
+        self.refused_ms: float | None = None
         self._mode: Mode | None = None  # that of the first configuration
         self.problem: str | None = None  # why the last change is not followed; the status shows it
 
@@ -92,11 +94,15 @@ class ConfigWatch:
             else:  # it was not valid before
                 self._retry_ms = now
         if content != self._seen:
-            self._seen, self._said = content, None
+            self._seen, self._said, self.refused_ms = content, None, None
         elif self._retry_ms is None or now < self._retry_ms:
             return None
         self._retry_ms = now + RETRY_MS
-        config = self._parse(content)
+        try:
+            config = self._parse(content)
+        except ConfigError:
+            self.refused_ms = now if self.refused_ms is None else self.refused_ms
+            raise
         self._retry_ms = None
         return config
 

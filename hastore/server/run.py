@@ -10,9 +10,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK
@@ -24,9 +24,6 @@ from hastore.server.node import Node
 from hastore.server.node_log import NodeLog
 from hastore.server.role_source import ConfigWatch
 from hastore.server.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from hastore.server.dledger_node import DLedgerNode
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +118,7 @@ def _make(watch: ConfigWatch, node_log: NodeLog) -> BaseNode:
     shared = config.store.group_read
     os.umask(0o027 if shared else 0o077)  # also for what no FileSystem makes, such as a core file
     node_log.follow(config)
-    make: type[Node | DLedgerNode] = Node
+    make: Callable[..., BaseNode] = partial(Node, config_refused_ms=lambda: watch.refused_ms)
     if config.mode is Mode.DLEDGER:
         from hastore.server import dledger_node  # mode classic does not need it
 

@@ -72,8 +72,11 @@ def test_a_file_counts_once_what_it_names_is_mended(
     watched.secret.chmod(0o600)
     assert watched.follow() is Role.ASYNC_MASTER
     assert watched.watch.problem is None
+    assert watched.watch.refused_ms == 0.0, "the order is as old as that"
     watched.clock.now_ms += 10 * RETRY_MS
     assert watched.follow() is None, "once for each change"
+    watched.write("SLAVE")
+    assert watched.follow() is Role.SLAVE and watched.watch.refused_ms is None
 
 
 def test_it_is_not_checked_all_the_time(watched: Watched) -> None:

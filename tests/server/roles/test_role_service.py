@@ -290,6 +290,24 @@ def test_an_order_to_a_node_that_was_stopped_spares_a_master_of_a_newer_epoch(
     wait_for(lambda: writable(two))
 
 
+def test_an_order_in_a_file_that_was_refused_spares_a_master_of_a_newer_epoch(pair: Nodes) -> None:
+    """A key in the file was open to others, and nobody looked for an hour."""
+    one, two = pair.running[1], pair.running[2]
+    two.roles._refused_ms = lambda: 1.0
+    wait_for(lambda: two.roles._refused is not None)
+    before = one.state.last_epoch
+    command(one)
+    wait_for(lambda: one.state.last_epoch > before and writable(one))
+    epoch = one.state.last_epoch
+    wait_for(lambda: linked(two) and two.state.last_epoch == epoch)
+    order(pair, 2, Role.SYNC_MASTER)
+    said = f"node 1 has opened epoch {epoch} since this node was told to become master"
+    wait_for(lambda: said in str(two.roles.reason))
+    assert writable(one) and one.state.last_epoch == epoch
+    command(two)
+    wait_for(lambda: writable(two))
+
+
 def test_a_master_goes_on_until_its_new_epoch_can_begin(tmp_path: pathlib.Path) -> None:
     """A changed `acks` needs every node's answer; one that is down must stop nobody."""
     nodes = Nodes(tmp_path, 3, 1)
