@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import pwd
 import stat
 import tempfile
 import threading
@@ -121,7 +122,8 @@ def append_private(path: str | os.PathLike[str]) -> BinaryIO:
 def replace_file(path: str, data: bytes, mode: int) -> None:
     """Replace a file's content, atomically and durably; its mode becomes `mode`.
 
-    A symbolic link stays, and its file is replaced. As root, a file keeps its owner.
+    A symbolic link stays, and its file is replaced. As root, a file keeps its owner; otherwise its
+    group, and a file that its owner or group could not read any more is not replaced.
     """
     path = os.path.realpath(path)
     temporary: str | None = None
@@ -130,8 +132,8 @@ def replace_file(path: str, data: bytes, mode: int) -> None:
         descriptor, temporary = tempfile.mkstemp(prefix=".hastore-", dir=os.path.dirname(path))
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)
-            if before is not None and os.geteuid() == 0:
-                os.fchown(descriptor, before.st_uid, before.st_gid)
+            if before is not None:
+                _keep_owners(path, descriptor, before, mode)
             file.write(data)
             file.flush()
             os.fsync(descriptor)
@@ -143,6 +145,40 @@ def replace_file(path: str, data: bytes, mode: int) -> None:
     finally:
         if temporary is not None:
             os.unlink(temporary)
+
+
+def _keep_owners(path: str, descriptor: int, before: os.stat_result, mode: int) -> None:
+    """Give a new file the owner and group of the one before, as far as this user may.
+
+    Raises ConfigError if who could read that one, such as the node, could not read this one.
+    """
+    user, group = before.st_uid, before.st_gid
+    if os.geteuid() == 0:
+        os.fchown(descriptor, user, group)
+        return
+    is_lost = False
+    if os.fstat(descriptor).st_gid != group:
+        try:
+            os.fchown(descriptor, -1, group)
+        except PermissionError:  # not a group of this user
+            is_lost = bool(mode & stat.S_IRGRP)
+    if user not in (0, os.geteuid()) and not (mode & stat.S_IRGRP and _is_member(user, group)):
+        is_lost = True
+    if is_lost and not mode & stat.S_IROTH:
+        raise ConfigError(
+            f"{path}: belongs to user {user} and group {group}, and one of them could not read it "
+            "any more if you replace it; nothing was changed: run the command as root, or as that "
+            "user"
+        )
+
+
+def _is_member(user: int, group: int) -> bool:
+    """Whether a user is in a group, as far as this machine knows."""
+    try:
+        known = pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return group in os.getgrouplist(known.pw_name, known.pw_gid)
 
 
 @contextlib.contextmanager
