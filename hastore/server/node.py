@@ -40,7 +40,10 @@ REGISTRY_WAIT_S = 2.0  # for its first answer, and for its end
 
 
 class Node(BaseNode):
-    """One node of mode classic. `start` and `stop` are called once each, from the same thread."""
+    """One node of mode classic. `start` and `stop` are called once each, from the same thread.
+
+    `config_refused_ms` returns when the file was refused first, as it is now; see ConfigWatch.
+    """
 
     backend: NodeBackend
     roles: RoleService
@@ -57,15 +60,11 @@ class Node(BaseNode):
         config_refused_ms: Callable[[], float | None] = lambda: None,
         parse: Callable[[str, str], Config] | None = None,
     ) -> None:
-        """Prepare; `read_config` returns the configuration once after each change of the file.
-
-        `config_refused_ms` returns when the file was refused first, as it is now; see ConfigWatch.
-        """
+        """Prepare; `read_config` returns the configuration once after each change of the file."""
         super().__init__(config, fs, clock, config_path, config_problem, parse)
         root, fail, read_config = config.store.root, self._on_failure, self._noted(read_config)
-        self.store = MessageStore(
-            config.store, fs=fs, clock=clock, store_host=store_host(config), on_failure=fail
-        )
+        own = store_host(config)
+        self.store = MessageStore(config.store, fs=fs, clock=clock, store_host=own, on_failure=fail)
         self.member = Member(
             config, self.store, self.state, clock, read_secret(config, fs),
             tls=self.tls.ha, on_refused=self._ha_refused, on_failure=fail,
@@ -90,7 +89,7 @@ class Node(BaseNode):
             self._from_registry or OneShotFlags(fs, root, clock),
             read_config if self._from_registry is None else self._from_registry.read,
             on_change=self._role_changed,
-            refused_ms=config_refused_ms if self._from_registry is None else lambda: None,
+            refused_ms=config_refused_ms if config.registry is None else lambda: None,
         )
         self.retention = RetentionService(
             config.store.retention,

@@ -182,4 +182,4 @@ def _print(line: str) -> None:
     except OSError as failure:
         log.warning("the ready line was not written to stdout: %s; make room", failure.strerror)
         with contextlib.suppress(OSError):  # what print has kept must not fail again at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(REAL.open(os.devnull).fileno(), sys.stdout.fileno())
