@@ -60,6 +60,7 @@ class IdentityEditor:
         else:
             data = load_identities(path).data
         self._parsed = parse_identities(data, path)
+        self._revoked: set[str] = set()
         self._editor = YAML(typ="rt")
         self._editor.preserve_quotes = True
         self._editor.width = 4096
@@ -151,7 +152,7 @@ class IdentityEditor:
             for older, one in kept:
                 if one.until_ms is None or one.until_ms > old_until_ms:
                     older["until"] = _quoted(format_time(old_until_ms))
-        entries = self._tree["identities"][name]
+        entries = self._entry(name)
         if entries.get(kind) is None:
             entries[kind] = []
         entries[kind].append(entry)
@@ -159,8 +160,9 @@ class IdentityEditor:
 
     def revoke(self, name: str) -> None:
         """Remove an identity."""
-        self.find(name)
+        self._entry(name)
         del self._tree["identities"][name]
+        self._revoked.add(name)
         if not len(self._tree["identities"]):
             self._tree["identities"] = {}
 
@@ -181,8 +183,27 @@ class IdentityEditor:
         data = text.getvalue().encode()
         if len(data) > MAX_FILE_BYTES:
             raise UsageError(f"{self.path}: would be larger than {MAX_FILE_BYTES} bytes")
-        parse_identities(data, self.path)  # never write what a node would refuse
+        written = parse_identities(data, self.path)  # never write what a node would refuse
+        for name, one in self._parsed.identities.items():
+            found = written.identities.get(name)
+            if name not in self._revoked and (found is None or _rights(found) != _rights(one)):
+                raise self._unquoted(name)
         replace_file(self.path, data, PRIVATE_MODE)
+
+    def _entry(self, name: str) -> Any:
+        """Return what the file has of an identity; UsageError if there is none."""
+        self.find(name)
+        found = self._tree["identities"].get(name)
+        if found is None:
+            raise self._unquoted(name)
+        return found
+
+    def _unquoted(self, name: str) -> UsageError:
+        """Return the error for what a node reads as text, by YAML 1.1, and an editor does not."""
+        return UsageError(
+            f"{self.path}: identity {name}: its name or a pattern is a number or a truth value in "
+            "YAML 1.2, and would be changed; nothing was changed: write it in quotes"
+        )
 
     def _proofs(self, kind: str, name: str) -> tuple[Key | Secret, ...]:
         identity = self.find(name)
@@ -190,13 +211,18 @@ class IdentityEditor:
 
     def _keep(self, kind: str, name: str, keep: list[bool]) -> list[tuple[Any, Key | Secret]]:
         """Drop the keys, or secrets, that `keep` says no to; return entries and what they say."""
-        entries = self._tree["identities"][name].get(kind) or []
+        entries = self._entry(name).get(kind) or []
         for place in reversed(range(len(keep))):
             if not keep[place]:
                 del entries[place]
         proofs: tuple[Key | Secret, ...] = self._proofs(kind, name)
         kept = [one for one, stays in zip(proofs, keep, strict=True) if stays]
         return list(zip(entries, kept, strict=True))
+
+
+def _rights(identity: Identity) -> tuple[Any, ...]:
+    """Return what no command changes."""
+    return identity.rights, identity.by_certificate, identity.quota
 
 
 def _secret_entry(secret: str, wall_ms: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hastore.cli.common import DONE, FAILED, WRONG
 from hastore.errors import AuthenticationError
 from hastore.security.identities import Identities
 from hastore.security.identity_editor import IdentityEditor
-from hastore.security.identity_file import parse_time
+from hastore.security.identity_file import parse_identities, parse_time
 from hastore.security.scram import ScramClient
 from tests.cli.conftest import mode
 
@@ -191,6 +191,34 @@ def test_names_that_yaml_takes_for_something_else(keys, name):
     assert prove(name, "k").name == name == json.loads(keys("list", "--json")[1])["name"]
     assert keys("revoke", name, "--old")[0] == DONE and keys("revoke", name)[0] == DONE
     assert keys("new", name, "--out", "k2")[0] == DONE
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "arguments"),
+    [
+        ("  7e2x:", "  7e2:", ("new", "b", "--show")),
+        ("  7e2x:", "  7e2:", ("revoke", "7e2")),
+        ("  7e2x:", "  7e2:", ("new", "7e2", "--rotate", "--show")),
+        ('produce: ["t"]', "produce: [True]", ("new", "b", "--show")),
+        ('produce: ["t"]', "produce: [1__0]", ("new", "7e2x", "--rotate", "--show")),
+    ],
+)
+def test_what_only_a_node_takes_for_text_is_never_changed(keys, old, new, arguments):
+    """A node reads YAML 1.1, the editor 1.2: a pattern `True` became `true`, another topic."""
+    assert keys("new", "7e2x", "--produce", "t", "--show")[0] == DONE
+    text = read("ids.yaml").replace(old, new)
+    assert new in text
+    pathlib.Path("ids.yaml").write_text(text)
+    before = parse_identities(text.encode(), "").identities
+    code, out, err = keys(*arguments)
+    if code == DONE:
+        after = parse_identities(read("ids.yaml").encode(), "").identities
+        assert {name: after[name].rights for name in before} == {
+            name: one.rights for name, one in before.items()
+        }
+    else:
+        refused((code, out, err), "write it in quotes")
+        assert read("ids.yaml") == text
 
 
 def test_a_symbolic_link_stays_one(keys):
