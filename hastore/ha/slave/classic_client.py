@@ -2,8 +2,9 @@
 protocol (docs/ha-link.md).
 
 The protocol has no handshake, identity or epoch: the received bytes are epoch 0 of this log's
-history. An empty log starts at the offset of the master's first frame. If the log is not empty,
-each frame and heartbeat must continue it exactly.
+history. An empty log starts at the offset of the master's first frame, also if an earlier link has
+brought heartbeats only: a RocketMQ master sends whoever reports 0 its last file. If the log is not
+empty, each frame and heartbeat must continue it exactly.
 
 RocketMQ can write an unreadable record: its topic has at most 127 characters, but more than 127
 bytes. At its next start RocketMQ cuts this record and all that follows. This slave does not keep
@@ -156,8 +157,8 @@ class ClassicStream(SlaveStream):
 
     def _check_place(self, offset: int) -> None:
         store = self._member.store
-        empty = store.max_offset == store.min_offset
-        if empty and not self._member.state.history:
+        empty, began = store.max_offset == store.min_offset, bool(self._member.state.history)
+        if empty and (not began or offset != store.max_offset == 0):
             with self._member.gate.lock:
                 if offset != store.max_offset:
                     store.begin_at(offset)
@@ -179,7 +180,7 @@ class ClassicStream(SlaveStream):
     def _begin_history(self, start: int) -> None:
         config = self._member.config
         entry = EpochEntry(CLASSIC_EPOCH, start, config.effective_acks, self._member.nodes)
-        self._member.state.take_entries([entry])
+        self._member.state.take_entries([entry], keep=0)
 
     def _follow_limits(self) -> None:
         """Let readers see all whole records: a RocketMQ master sends no confirmed offset."""
