@@ -24,8 +24,10 @@ anew.
 Only the broker's log counts as "before": a log that was hastore's, then a broker's, and comes back
 has marks and positions of hastore's first time in it. These are older than the broker's files.
 
-A file that is damaged is not passed over: then the positions wait, puts go on, and `problems` says
-what to do. RocketMQ's own copy beside it (`.bak`) is read instead, if there is one.
+A file that is damaged, or that this node may not read, is not passed over: then the positions wait,
+puts go on, and `problems` says what to do. RocketMQ's own copy beside it (`.bak`) is read instead,
+if there is one. They are read again once one of them has changed; what could not be read at all
+also each AGAIN_MS, since a change of its rights shows in no time.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from hastore.clock import Clock
-from hastore.errors import CorruptRecordError, MessageIllegalError, Status, StoreError
+from hastore.errors import HastoreError, MessageIllegalError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.rules.epochs import classic_end
 from hastore.protocol.api import POSITIONS_TOPIC
@@ -74,8 +76,10 @@ MARK = TAKEN_OVER  # the group and the topic of the position that is the mark
 _FILES = (TOPICS.file, GROUPS.file, POSITIONS.file, DELAYS.file)
 _IMPOSSIBLE = (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED)  # whoever tries again
 _QUEUES_A_RECORD = 512
+_COPY = ".bak"  # behind the name of a file: as RocketMQ had it before
 _PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
 _CHUNK_BYTES = 256 * 1024
+AGAIN_MS = 5_000.0
 
 
 class TakeOverBackend(Protocol):
@@ -92,6 +96,14 @@ class TakeOverBackend(Protocol):
     def history(self) -> Sequence[tuple[int, int]]:
         """Return the (epoch, start offset) entries, both rising."""
         ...
+
+
+class _UnusableError(HastoreError):
+    """A file cannot be taken over; `is_read`: it can be read, so it must change."""
+
+    def __init__(self, text: str, *, is_read: bool) -> None:
+        super().__init__(text)
+        self.is_read = is_read
 
 
 class _Tables(NamedTuple):
@@ -130,6 +142,7 @@ class TakeOver:
         self._begins: tuple[int, int] | None = None  # an epoch, and the log's end when it was seen
         self._ends = 0  # the log's end once it was done; readers get it from there on
         self._failed: tuple[int, ...] | None = None  # of what times the files are that are damaged
+        self._again_ms = float("inf")  # and when they are read again, if that was what failed
         self.problem: str | None = None
 
     # -- any thread
@@ -185,7 +198,9 @@ class TakeOver:
         """Whether `turn` may have something to do in an epoch: files may have been repaired."""
         if epoch == self._settled:
             return False
-        return self._failed is None or self._failed != self._times()
+        if self._failed is None or self._failed != self._times():
+            return True
+        return self._clock.monotonic_ms() >= self._again_ms
 
     def turn(self, backend: TakeOverBackend, epoch: int) -> None:
         """Take over what the files say, if that was not done. All of the log has been dispatched.
@@ -202,9 +217,12 @@ class TakeOver:
         times = self._times()
         try:
             tables = self._read()
-        except CorruptRecordError as failure:
-            self._failed, self.problem = times, str(failure)
-            log.error("%s", failure)
+        except _UnusableError as failure:
+            again_ms = self._clock.monotonic_ms() + AGAIN_MS
+            self._failed, self._again_ms = times, float("inf") if failure.is_read else again_ms
+            if self.problem != str(failure):
+                log.error("%s", failure)
+            self.problem = str(failure)
             return
         known = PositionMap(bounded=False)
         for body, offset in self._commits_of_log(0):
@@ -245,11 +263,18 @@ class TakeOver:
     # -- the files
 
     def _times(self) -> tuple[int, ...]:
-        paths = [f"{self._root}/{name}" for name in _FILES]
-        return tuple(self._fs.modified_ms(path) if self._fs.exists(path) else 0 for path in paths)
+        return tuple(
+            self._time_of(f"{self._root}/{name}{end}") for name in _FILES for end in ("", _COPY)
+        )
+
+    def _time_of(self, path: str) -> int:
+        try:
+            return self._fs.modified_ms(path)
+        except OSError:  # it is missing, or a link to nothing
+            return 0
 
     def _read(self) -> _Tables:
-        """Return what the files say; raises CorruptRecordError."""
+        """Return what the files say; raises _UnusableError."""
         topics = self._parse(TOPICS, read_topics)
         groups = self._parse(GROUPS, read_groups)
         positions = self._parse(POSITIONS, read_positions)
@@ -262,19 +287,24 @@ class TakeOver:
 
     def _parse(self, table: Table, read: Callable[[bytes], T]) -> T | None:
         """Return what a file says, or the copy beside it; None without a file."""
-        path, failure = f"{self._root}/{table.file}", None
-        for one in (path, f"{path}.bak"):
+        path, failures, is_read = f"{self._root}/{table.file}", [], True
+        for one in (path, f"{path}{_COPY}"):
             if self._fs.exists(one):
                 try:
                     return read(self._fs.read_bytes(one, MAX_BYTES))
                 except StoreError as why:
-                    failure = failure or why
-        if failure is None:
+                    failures.append(f"{one} cannot be taken over: {why}")
+                except OSError as why:
+                    failures.append(f"{one} cannot be taken over: {why.strerror or why}")
+                    is_read = False
+        if not failures:
             return None
-        raise CorruptRecordError(
-            f"{path} cannot be taken over: {failure}. Consumer groups get no positions until the"
-            f" broker's file is there, or is removed: then they begin anew"
-        ) from failure
+        raise _UnusableError(
+            f"{'; '.join(failures)}. Consumer groups get no positions until the broker's file is"
+            " there, and may be read by this node's user, or is removed, with its copy (.bak): then"
+            " they begin anew",
+            is_read=is_read,
+        )
 
     # -- what is newer in the log
 

@@ -19,7 +19,7 @@ from hastore.server.broker_tables import GROUPS, POSITIONS, TOPICS
 from hastore.server.delays_taken import FILE as DELAYS_FILE
 from hastore.server.delays_taken import read_offsets
 from hastore.server.schedule_service import ScheduleMessageService
-from hastore.server.take_over import MARK, TakeOver
+from hastore.server.take_over import AGAIN_MS, MARK, TakeOver
 from hastore.store.append.results import own_records
 from tests.server.test_delays_taken import delivered_by_broker
 from tests.server.test_schedule_service import (
@@ -266,6 +266,47 @@ def test_the_brokers_own_copy_is_read_instead(node):
     (node.root / f"{POSITIONS.file}.bak").write_text(offsets('"T@g":{0:3}'))
     node.promote()
     assert node.positions() == {"T@g": {0: 3}}
+
+
+def test_a_file_that_may_not_be_read_is_a_problem_until_it_may(node, caplog, monkeypatch):
+    """A copy of the broker's file that belongs to another user, for example."""
+    path = node.root / POSITIONS.file
+    node.write(POSITIONS, offsets('"T@g":{0:3}'))
+
+    class Locked(type(REAL)):
+        def read_bytes(self, name, max_bytes=1 << 26):
+            if name == str(path):
+                raise PermissionError(13, "Permission denied", name)
+            return REAL.read_bytes(name, max_bytes)
+
+    with monkeypatch.context() as locked:
+        locked.setattr(node.take_over, "_fs", Locked())
+        for _ in range(3):
+            node.promote()
+            node.clock.monotonic += AGAIN_MS
+    assert node.waits and f"{path} cannot be taken over: Permission denied" in (
+        node.take_over.problem
+    )
+    assert len([one for one in caplog.records if one.levelno == logging.ERROR]) == 1
+    node.promote()  # its rights have changed, and nothing else
+    assert not node.waits and node.take_over.problem is None
+    assert node.positions() == {"T@g": {0: 3}}
+
+
+@pytest.mark.parametrize("copy_first", [False, True])
+def test_a_damaged_copy_is_named_and_its_removal_is_seen(node, copy_first):
+    node.write(TOPICS, '{"topicConfigTable":{}}')
+    node.write(POSITIONS, '{"offsetTable":')
+    both = [node.root / POSITIONS.file, node.root / f"{POSITIONS.file}.bak"]
+    both[1].write_text("")
+    node.promote()
+    assert all(f"{path} cannot be taken over" in node.take_over.problem for path in both)
+    for path in reversed(both) if copy_first else both:
+        assert node.waits
+        path.unlink()
+        node.promote()
+    assert not node.waits and node.take_over.problem is None
+    assert node.positions() == {}
 
 
 def test_readers_wait_until_what_was_taken_over_is_readable(node):
