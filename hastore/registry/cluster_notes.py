@@ -4,7 +4,8 @@
 
 The notes are bytes to this module (protocol/group_note.py has what is in them). A node reads those
 of all other groups, and then only what ZooKeeper says has changed. A note that has gone counts for
-KEEP_MS more, so a flip is no gap; without ZooKeeper all notes stay as they are.
+KEEP_MS more, so a flip is no gap; without ZooKeeper all notes stay as they are. The own note is
+watched, too: if somebody deletes it, as with all of a group's znodes, it is written again.
 """
 
 import logging
@@ -108,7 +109,7 @@ class ClusterNotes(SessionService):
         What ZooKeeper refuses is tried again in the next turn, and holds up no other group.
         """
         fired, refused = session.take_fired(), list[str]()
-        self._try(partial(self._write, session), refused)
+        self._try(partial(self._write, session, fired), refused)
         self._try(partial(self._read_groups, session, fired), refused)
         for name in self._groups:
             self._try(partial(self._read_group, session, name, fired), refused)
@@ -125,8 +126,10 @@ class ClusterNotes(SessionService):
         except RegistryError as failure:
             refused.append(str(failure))
 
-    def _write(self, session: Session) -> None:
+    def _write(self, session: Session, fired: set[str]) -> None:
         own = note = self._own()
+        if self._written is not None and self._may_be_gone(fired):
+            self._look(session)
         if own is self._seen:
             return
         self._too_large = None
@@ -145,6 +148,17 @@ class ClusterNotes(SessionService):
         else:
             session.replace(self._own_path, note)
         self._seen, self._written = own, note
+        if note is not None:
+            self._look(session)
+
+    def _may_be_gone(self, fired: set[str]) -> bool:
+        return self._own_path in fired or self._clock.monotonic_ms() >= self._next_all_ms
+
+    def _look(self, session: Session) -> None:
+        """Watch the own note; if it is missing, it is to be written again."""
+        if session.get(self._own_path) is None:
+            self._seen = self._written = None
+            self.changed.set()
 
     def _say(self, problem: str | None) -> None:
         if problem is not None and problem != self.problem:

@@ -180,3 +180,36 @@ def test_the_end_of_a_node_is_no_problem() -> None:
     with pytest.raises(Stopped):
         of_node.read()
     assert of_node.notes.problem is None
+
+
+def test_a_note_that_somebody_deletes_is_written_again() -> None:
+    """As by `deleteall` of a group: its nodes write their objects again, and so its note."""
+    tree: Any = Tree()
+    of_node, path = Notes(tree), f"{PATH}/g0/routes-1"
+    tree.delete = lambda gone: Tree.delete(tree, gone) if gone in tree.znodes else None
+    tree.replace = lambda found, data: tree.put(found, data) if found in tree.znodes else None
+    of_node.own = b"x"
+    of_node.read()
+    of_node.read()
+    assert tree.znodes == {path: b"x"}
+    tree.delete(path)
+    for _ in range(2):
+        of_node.read()
+    assert tree.znodes == {path: b"x"}
+    # Also at the moment in which it is replaced.
+    replace = tree.replace
+
+    def too_late(found: str, data: bytes) -> None:
+        tree.replace = replace
+        tree.delete(found)
+        replace(found, data)
+
+    tree.replace, of_node.own = too_late, b"y"
+    for _ in range(2):
+        of_node.read()
+    assert tree.znodes == {path: b"y"}
+    of_node.own = None
+    of_node.read()
+    assert not tree.znodes, "it is no master any more"
+    of_node.read()
+    assert not tree.znodes and not tree.asked
