@@ -182,6 +182,16 @@ class TestNotes:
             assert [one.group for one in known.groups] == ["g1"]
         assert len(caplog.records) == len(bad), "each once"
 
+    def test_a_copy_of_a_note_under_another_group_hides_none_and_adds_none(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        known, own = Elsewhere(), {("g1", 1): note()}
+        for copies in ({("a", 1): note()}, {}, {("z", 1): note()}):
+            for _ in range(2):
+                known.take({**own, **copies})
+                assert [one.group for one in known.groups] == ["g1"]
+        assert len(caplog.records) == 2, "each copy once"
+
     def test_a_note_comes_back(self) -> None:
         found = decode_note(note())
         assert found.brokers[1] == OtherBroker("g1@2", {0: "h:2"}, True)

@@ -31,34 +31,33 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.groups: tuple[OtherGroup, ...] = ()
-        self._known: dict[bytes, OtherGroup | None] = {}  # by the note: those that stay are reused
-        self._epochs: dict[bytes, int] = {}
+        # By the group and the note, since a note may have been copied: those that stay are reused.
+        self._known: dict[tuple[str, bytes], tuple[int, OtherGroup] | None] = {}
 
     def take(self, notes: Mapping[tuple[str, int], bytes]) -> None:
         """Take over the notes, by group and node; one that cannot be read is left out."""
-        known: dict[bytes, OtherGroup | None] = {}
+        known: dict[tuple[str, bytes], tuple[int, OtherGroup] | None] = {}
         best: dict[str, tuple[int, OtherGroup]] = {}
         for (group, node), note in sorted(notes.items()):
-            if note not in self._known:
-                self._known[note] = self._read(group, node, note)
-            found = known[note] = self._known[note]
-            epoch = self._epochs.get(note, 0)
-            if found is not None and (group not in best or epoch > best[group][0]):
-                best[group] = epoch, found
+            key = group, note
+            if key not in known:
+                known[key] = self._known[key] if key in self._known else _read(group, node, note)
+            found = known[key]
+            if found is not None and (group not in best or found[0] > best[group][0]):
+                best[group] = found
         self._known = known
-        self._epochs = {note: at for note, at in self._epochs.items() if note in known}
         self.groups = tuple(found for _, found in best.values())
 
-    def _read(self, group: str, node: int, note: bytes) -> OtherGroup | None:
-        try:
-            routes = decode_note(note)
-        except ProtocolError as wrong:
-            text = "the routes of group %s, by its node %d, are not used: %s"
-            log.warning(text, group, node, wrong)
-            return None
-        if routes.group != group:
-            text = "the routes of group %s, by its node %d, are not used: they are those of %r"
-            log.warning(text, group, node, routes.group)
-            return None
-        self._epochs[note] = routes.epoch
-        return OtherGroup(routes)
+
+def _read(group: str, node: int, note: bytes) -> tuple[int, OtherGroup] | None:
+    """Return a note's epoch and what it says; None if that is not used."""
+    try:
+        routes = decode_note(note)
+    except ProtocolError as wrong:
+        log.warning("the routes of group %s, by its node %d, are not used: %s", group, node, wrong)
+        return None
+    if routes.group != group:
+        text = "the routes of group %s, by its node %d, are not used: they are those of %r"
+        log.warning(text, group, node, routes.group)
+        return None
+    return routes.epoch, OtherGroup(routes)
