@@ -11,7 +11,8 @@ none.
 
 A delayed message that counts as delivered must have been delivered in the log that the slave has:
 else a promotion of the slave would lose it. So 45 is answered as the log up to the slave's last
-report says. A message that was delivered since then is delivered again by that slave.
+report says. A message that was delivered since then is delivered again by that slave. Without such
+a report there is no answer, and the slave keeps what it has.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class SlaveTables:
                 )
                 raise RemotingRefusal(Answer.SYSTEM_BUSY, text)
             own = [one for one in slaves if _host_of(one) == host] or slaves
-            ends = [one["ack_offset"] or 0 for one in own]
+            ends = [one["ack_offset"] for one in own if one["ack_offset"] is not None]
+            if len(ends) < len(own):  # by offset 0 nothing was delivered: all would be again
+                text = "a RocketMQ slave's link has just begun: it has not reported its log yet"
+                raise RemotingRefusal(Answer.SYSTEM_BUSY, text)
             end = min(*ends, self._backend.store.readable_offset)
             return dict(sorted(self._delay_offsets(end).items()))
 

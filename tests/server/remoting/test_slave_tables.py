@@ -133,7 +133,8 @@ def linked(ack: int | None, host: str = "127.0.0.1", *, classic: bool = True) ->
         ([linked(100), linked(60)], 60),
         ([linked(100), linked(60, "10.0.0.1")], 100),
         ([linked(60, "10.0.0.1"), linked(50, "10.0.0.2")], 50),
-        ([linked(None)], 0),
+        ([linked(None, "10.0.0.1"), linked(70)], 70),
+        ([linked(0)], 0),
         ([linked(9, classic=False), linked(100)], 100),
         ([linked(1 << 40)], None),  # all that is readable
     ],
@@ -154,6 +155,17 @@ def test_without_a_slave_nobody_gets_delay_offsets(node: Node) -> None:
     node.slaves = [linked(100, classic=False)]
     answer = node.client.ask(Code.GET_ALL_DELAY_OFFSET)
     assert answer.code == Answer.SYSTEM_BUSY and "ha.allow_classic_peers" in str(answer.remark)
+    assert not node.asked
+
+
+@pytest.mark.parametrize("others", [[], [linked(100)], [linked(100, "10.0.0.1")]])
+def test_a_slave_whose_link_has_just_begun_keeps_what_it_has(
+    node: Node, others: list[dict[str, Any]]
+) -> None:
+    """It reports its log 5 s later at the latest; until then all would count as not delivered."""
+    node.slaves = [linked(None), *others]
+    answer = node.client.ask(Code.GET_ALL_DELAY_OFFSET)
+    assert answer.code == Answer.SYSTEM_BUSY and "not reported" in str(answer.remark)
     assert not node.asked
 
 
