@@ -302,6 +302,7 @@ class Session:
         )
         self._on_event = on_event
         self._fired: deque[str] = deque()  # paths of watches
+        self._was_lost = False  # the connection, if only for a moment
         self.secured = False  # the caller has checked the ACLs in this session
         self._client.add_listener(self._on_state)
         try:
@@ -316,8 +317,11 @@ class Session:
             )
 
     def raise_if_lost(self) -> None:
-        """Raise Unreachable if the connection is lost."""
-        if not self._client.connected:
+        """Raise Unreachable if the connection is lost, or was.
+
+        kazoo may have reconnected by now; but then all watches are gone, and so may be the session.
+        """
+        if self._was_lost or not self._client.connected:
             raise Unreachable(f"the connection to {self._servers} is lost")
 
     def close(self) -> None:
@@ -482,10 +486,12 @@ class Session:
 
     def _on_state(self, state: str) -> None:
         if state != KazooState.CONNECTED:
+            self._was_lost = True
             self._on_event()
 
     def _on_watch(self, event: Any) -> None:
-        self._fired.append(event.path)
+        if event.path is not None:  # else kazoo says that the watch is gone, with the connection
+            self._fired.append(event.path)
         self._on_event()
 
     def _stop(self) -> None:
