@@ -160,6 +160,19 @@ def test_topics_follow_and_go(server: NameServer, ports: Ports, tmp_path: pathli
     assert server.holders("g0") == {}, "104 came before the end"
 
 
+def test_a_group_without_topics_that_is_named_as_its_cluster(
+    server: NameServer, ports: Ports, tmp_path: pathlib.Path
+) -> None:
+    """A name server of RocketMQ 5 refuses a new broker with one topic only."""
+    config = config_at(tmp_path, ports, server.address, cluster="shop", group="shop")
+    remoting = msgspec.structs.replace(config.remoting, auto_create_topics=False)
+    config = msgspec.structs.replace(config, remoting=remoting)
+    with running(Node(config, lambda: None)) as node:
+        wait_until(lambda: server.seen[REGISTER] > 0, LIMIT_S, "no registration")
+        wait_until(lambda: of(server, node)["brokers"] == ["shop:0"], LIMIT_S, "not registered")
+        assert server.holders("shop") == {"0": own(config)} and not problems(node)
+
+
 @pytest.mark.usefixtures("soon")
 def test_a_topic_that_is_deleted_in_the_middle_of_a_registration_goes(
     server: NameServer, ports: Ports, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ from hastore.server.remoting.routes import (
 )
 
 GROUPS_MS = 2_000.0  # so often the groups of consumers are looked for
+SELF_TEST = "SELF_TEST_TOPIC"  # each broker of RocketMQ has it
 ASK_S = 1.0  # the API's thread says them in that time, or the next time
 
 
@@ -151,12 +152,15 @@ class Announced:
         return self._backend.store.topic_table.deleted()
 
     @property
-    def own_topics(self) -> tuple[str, str]:
+    def own_topics(self) -> tuple[str, ...]:
         """Topics named as the cluster and the broker, as each broker of RocketMQ has them.
 
-        So a name server's route of the latter says who is known by the group's name.
+        So a name server's route of the latter says who is known by the group's name. Where both
+        names are one there is another topic, since name servers of RocketMQ 5 refuse a broker that
+        is new and has only one.
         """
-        return self._config.cluster, self._config.group
+        cluster, group = self._config.cluster, self._config.group
+        return (cluster, group) if cluster != group else (cluster, group, SELF_TEST)
 
 
 def to_write(table: Iterable[Queues]) -> list[Queues]:
