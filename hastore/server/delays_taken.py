@@ -26,5 +26,5 @@ def read_offsets(fs: FileSystem, root: str) -> dict[int, int] | None:
     except CorruptRecordError as failure:
         raise StoreError(
             f"{path}: {failure}: give the broker's file, or remove it, then the broker's delayed"
-            " messages are not delivered"
+            " messages are never delivered; until then all of their levels wait"
         ) from failure

@@ -19,6 +19,7 @@ log was taken over. Such messages are those of epoch 0, unless they are taken ov
 end: in that part, a message that is late by more than a day is taken for the broker's. In mode
 dledger an entry of hastore has a CRC, and an entry of a broker has none: those before the record
 that took them over are hastore's to deliver, later ones are a broker's that leads the group again.
+While the broker's file is there and cannot be read, the levels in which it has messages wait.
 
 **Levels** that the configuration has no more are delivered all the same, at the time that the level
 had when the message was read.
@@ -68,6 +69,7 @@ log = logging.getLogger(__name__)
 IDLE_S = 0.25  # a node that is no master looks so often whether it is
 TICK_S = 1.0  # a master looks at the clock so often: it may be set
 RETRY_S = 0.25  # after a refusal
+_LOOK_MS = 5_000.0  # so often a file of a broker's that is damaged is looked at again
 PATIENCE_MS = 10_000.0  # so long an unreadable message is tried before it counts as lost
 _BATCH_MESSAGES = 64
 _BATCH_BYTES = 256 * 1024
@@ -210,6 +212,10 @@ class ScheduleMessageService(Service):
         self._first = 0  # the level that comes first in the next batch
         # Of each level the first message that waits, and since when; used by `waiting_from`.
         self._held: dict[int, tuple[int, float]] = {}
+        self._unknown: str | None = None  # why it is not known what a broker has delivered
+        self._untaken: frozenset[int] = frozenset()  # levels that wait until it is
+        self._withheld = False  # and so does what else a broker has
+        self._again_ms = 0.0
         self._pending = False  # a batch waits for its confirmation
         self._refused: str | None = None  # the last refusal that was logged
         self._uncounted: str | None = None  # why the last status could not count what waits
@@ -264,6 +270,9 @@ class ScheduleMessageService(Service):
             return False
         epoch = backend.epoch()
         if epoch == self._epoch:
+            if self._is_known_now():
+                self._epoch, self._begins = 0, None  # take it over, and begin anew
+                return False
             self._take_tables(epoch)
             return True
         # All deliveries of earlier epochs lie before the log's end as it is seen now. Those of this
@@ -286,13 +295,15 @@ class ScheduleMessageService(Service):
         if not self._store.log.form.lead:
             classic = classic_end(self._backend.history())
             if classic is None:
+                self._go_on()
                 return False  # there was no broker, or it is not known where its log ends
             floor, is_brokers = classic, None
         try:
             offsets = self._taken()
         except (StoreError, OSError) as failure:
-            log.error("a broker's delayed messages are not delivered: %s", failure)
+            self._hold_back(str(failure), floor, is_brokers)
             return False
+        self._go_on()
         if offsets is None:
             return False
         tables = None if is_brokers is not None else self._tables
@@ -309,9 +320,42 @@ class ScheduleMessageService(Service):
         log.warning("took over the delayed messages of a RocketMQ broker in %d levels", len(marks))
         return True
 
+    def _go_on(self) -> None:
+        """Let nothing wait for a broker's file."""
+        self._unknown, self._untaken, self._withheld = None, frozenset(), False
+
+    def _hold_back(self, why: str, floor: int, is_brokers: Callable[[int], bool] | None) -> None:
+        """Let levels with a broker's messages wait until it is known which it has delivered.
+
+        Each delivery of hastore's is a mark, behind which nothing of the broker's is looked for.
+        And so is the one of the tables, so it waits, too.
+        """
+        tables = None if is_brokers is not None else self._tables
+        again = tables is not None and not tables.is_taken(floor)
+        self._untaken = self._store.untaken_delays(floor, again=again, is_brokers=is_brokers)
+        self._withheld = again and bool(self._untaken)
+        self._again_ms = self._clock.monotonic_ms() + _LOOK_MS
+        if not self._untaken:
+            self._unknown = None
+        elif why != self._unknown:
+            self._unknown = why
+            log.error("a broker's delayed messages are not delivered: %s", why)
+
+    def _is_known_now(self) -> bool:
+        """Whether what was not known of a broker's deliveries is known, or nobody asks any more."""
+        now_ms = self._clock.monotonic_ms()
+        if self._unknown is None or now_ms < self._again_ms:
+            return False
+        self._again_ms = now_ms + _LOOK_MS
+        try:
+            self._taken()
+        except (StoreError, OSError):
+            return False
+        return True
+
     def _take_tables(self, epoch: int) -> None:
         tables = self._tables
-        if tables is not None and tables.is_due(epoch):
+        if tables is not None and not self._withheld and tables.is_due(epoch):
             tables.turn(self._backend, epoch)
 
     def _begin(self, epoch: int) -> None:
@@ -392,7 +436,7 @@ class ScheduleMessageService(Service):
         first = self._first
         for level in (*self._levels[first:], *self._levels[:first]):
             queue = self._store.queues.get(SCHEDULE_TOPIC, level.number - 1)
-            if queue is None:
+            if queue is None or level.number in self._untaken:
                 continue
             level.see(queue.max_queue_offset, self._clock.monotonic_ms())
             at = self._next_of(level, queue)
@@ -557,6 +601,9 @@ class ScheduleMessageService(Service):
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
         found = [] if self._uncounted is None else [self._uncounted]
+        unknown = self._unknown
+        if self._epoch and unknown is not None:
+            found.append(f"a broker's delayed messages are not delivered: {unknown}")
         if self.lost:
             found.append(
                 f"{self.lost} delayed messages could not be delivered since the start; the log of"

@@ -54,7 +54,7 @@ from hastore.store.cuts import Cuts
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.deliveries import Deliveries
 from hastore.store.derived.key_index import KeyIndex
-from hastore.store.derived.taken_delays import taken_marks
+from hastore.store.derived.taken_delays import taken_marks, untaken_levels
 from hastore.store.derived.transactions import OpenTransactions
 from hastore.store.growth import Growth
 from hastore.store.log.commit_log import CommitLog, StoreHealth
@@ -680,6 +680,16 @@ class LogStore:
             log, log.form, self.deliveries, offsets, floor, now_ms,
             again=again, is_brokers=is_brokers,
         )  # fmt: skip
+
+    def untaken_delays(
+        self, floor: int, *, again: bool, is_brokers: Callable[[int], bool] | None
+    ) -> frozenset[int]:
+        """Return the levels with a broker's messages of which `taken_delays` would say something.
+
+        Raises StoreError, OSError.
+        """
+        found = untaken_levels(self.deliveries, floor, again=again, is_brokers=is_brokers)
+        return frozenset(found)
 
     def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         """Return how far a producer came; None while the window lacks a part of the log."""

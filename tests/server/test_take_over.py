@@ -460,3 +460,42 @@ def test_the_delays_of_a_broker_that_had_the_log_back_are_taken_again(tmp_path):
 
 def bodies(store):
     return sorted(int(one.body) for one in records_of(store) if one.topic == "T")
+
+
+def test_the_mark_waits_until_it_is_known_what_the_broker_has_delivered(tmp_path):
+    """With the mark, a level that has one of hastore's first time would not be taken again."""
+    clock = Clock()
+
+    def service(floor, epoch):
+        node = Node(store, tmp_path, floor, clock=clock)
+        node.open_epoch = node.master.number = epoch
+        node.master.starts = [(0, 0), (epoch, floor)]
+        made = ScheduleMessageService(
+            store, node.master, Transfer(), clock, on_failure=lambda *_: None,
+            taken=lambda: read_offsets(REAL, str(tmp_path)), tables=node.take_over,
+        )  # fmt: skip
+        return made, node
+
+    with opened(tmp_path) as store:
+        put(store, message(0))
+        put_waiting(store, waiting(0, 1))
+        write(tmp_path, DELAYS_FILE, '{"offsetTable":{1:0}}')
+        store.wait_dispatched(store.max_offset, 60)
+        clock.wall = SYSTEM_CLOCK.wall_ms() + 3_600_000
+        settle(service(store.max_offset, EPOCH)[0], store)
+        assert bodies(store) == [0]
+        put_waiting(store, waiting(1, 1))  # at the broker, after hastore had the log
+        write(tmp_path, DELAYS_FILE, '{"offsetTable":{1:')
+        store.wait_dispatched(store.max_offset, 60)
+        floor = store.max_offset
+        for epoch in (NEXT, NEXT + (1 << 16)):
+            made, node = service(floor, epoch)
+            put_waiting(store, waiting(epoch >> 16, 1))
+            settle(made, store)
+            assert bodies(store) == [0] and node.waits and made.problems()
+        write(tmp_path, DELAYS_FILE, '{"offsetTable":{1:1}}')
+        clock.move(10_000)
+        for _ in range(3):
+            settle(made, store)
+        store.set_limits(readable=store.max_offset)
+        assert bodies(store) == [0, 1, 2, 3] and not node.waits and not made.problems()

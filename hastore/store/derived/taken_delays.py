@@ -47,16 +47,7 @@ def taken_marks(
     read.
     """
     places = deliveries.state.places
-
-    def has_brokers(queue: ConsumeQueue) -> bool:
-        first = _first(queue)
-        return first is not None and (first < floor if is_brokers is None else is_brokers(first))
-
-    levels = {
-        level: queue
-        for level, queue in deliveries.levels()
-        if (again or level not in places) and has_brokers(queue)
-    }
+    levels = untaken_levels(deliveries, floor, again=again, is_brokers=is_brokers)
     last = {level: _last_delivered(queue, offsets.get(level, 0))
             for level, queue in levels.items()}  # fmt: skip
     known = {level: place for level, place in last.items() if place is not None}
@@ -72,6 +63,27 @@ def taken_marks(
         for level, place in sorted(known.items())
         if place > places.get(level, -1)
     ]
+
+
+def untaken_levels(
+    deliveries: Deliveries,
+    floor: int,
+    *,
+    again: bool,
+    is_brokers: Callable[[int], bool] | None,
+) -> dict[int, ConsumeQueue]:
+    """Return the levels of which `taken_marks` would say what was delivered, and their queues."""
+
+    def has_brokers(queue: ConsumeQueue) -> bool:
+        first = _first(queue)
+        return first is not None and (first < floor if is_brokers is None else is_brokers(first))
+
+    places = deliveries.state.places
+    return {
+        level: queue
+        for level, queue in deliveries.levels()
+        if (again or level not in places) and has_brokers(queue)
+    }
 
 
 def _first(queue: ConsumeQueue) -> int | None:
