@@ -411,6 +411,11 @@ class Fetcher:
             self._switch_replica()
             return
         first = min(kept for kept in queue.gone_at.values() if kept > queue.next.queue_offset)
+        # From there on it is read of those that begin there: the others begin later, or lag.
+        begins = {address for address, kept in queue.gone_at.items() if kept == first}
+        self._rejected = (self._rejected | queue.gone_at.keys()) - begins
+        if self.source not in begins:
+            self._switch_replica()
         text = f"before the first one kept, {first}"
         reply = msgspec.structs.replace(reply, min_queue_offset=first)
         self._lose_position(queue, text, reply, Position(first))

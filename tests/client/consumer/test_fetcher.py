@@ -225,6 +225,25 @@ def test_what_one_replica_has_removed_is_read_from_another(policy: str) -> None:
     assert bench.take() == list(range(10))
 
 
+@pytest.mark.parametrize("policy", ["raise", "common", "earliest"])
+def test_a_lost_position_goes_on_at_the_replica_that_begins_first(policy: str) -> None:
+    bench = Bench(on_lost=policy)
+    begins_first = bench.fetcher.source
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.fetcher.advance()
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=60)  # by the other replica
+    bench.fetcher.advance()
+    if policy == "raise":
+        with pytest.raises(PositionLostError, match="first one kept, 30") as caught:
+            bench.take()
+        bench.queue.seek(caught.value.common)
+    bench.fetcher.advance()
+    address, pull = bench.pulls[-1]
+    assert (address, pull.position) == (begins_first, Position(30))
+    bench.found(30, 40)
+    assert bench.take() == list(range(30, 40))
+
+
 def test_a_position_is_lost_if_one_replica_has_removed_it_and_the_other_lags() -> None:
     bench = Bench()
     bench.queue.seek(Position(10))
