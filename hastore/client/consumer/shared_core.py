@@ -313,9 +313,14 @@ class SharedCore(Core):
     def _commit_begun(self) -> Steps[None]:
         """Commit where reading has begun at a queue's end: a later owner skips nothing then."""
         deadline = self.requester.deadline(AUTO_COMMIT_S)
+        self._drop_committed()  # by the caller, who is further on
         yield from self._commit_quietly(self._begun, deadline)
+        self._drop_committed()  # what failed is tried again
+
+    def _drop_committed(self) -> None:
+        """Leave in `_begun` only queues in which the group has no position yet."""
         mine = self.fetcher.mine
-        self._begun = {  # what failed is tried again
+        self._begun = {
             name: place for name, place in self._begun.items()
             if name in mine and mine[name].kept is None
         }  # fmt: skip
@@ -416,6 +421,8 @@ class SharedCore(Core):
     def _seek(self, places: Mapping[TopicQueue, Position]) -> None:
         mine = self.fetcher.mine
         self.fetcher.seek({mine[name].handle: at for name, at in places.items() if name in mine})
+        # Reading begins there now, not at the end: a later owner would skip what lies between.
+        self._begun.update((name, at) for name, at in places.items() if name in self._begun)
 
     def _one(self, name: object) -> SharedQueue:
         """Return a queue that is this member's."""

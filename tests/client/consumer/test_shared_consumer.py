@@ -448,6 +448,28 @@ def test_a_start_at_the_end_is_committed_at_once(
     assert len(take(member(start="latest"), 4)) == 4, "they came after the group's beginning"
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_listener_that_seeks_says_where_the_group_begins(
+    shared: SharedNode, member: Callable[..., SharedConsumer], commits: bool
+) -> None:
+    """The end of the queue would be committed otherwise: a later owner would begin there."""
+
+    class Seeks(RebalanceListener):
+        def on_assigned(self, queues: list[TopicQueue]) -> None:
+            for queue in queues:
+                one.seek(queue, 3)
+            if commits:
+                one.commit()
+
+    fill(shared, 40)
+    one = member(start="latest", listener=Seeks())
+    while not one.poll(1, LIMIT_S):
+        pass
+    assert {at.queue_offset for at in one.committed().values()} == {3}
+    one.close()  # nothing more is committed
+    assert len(take(member(start="latest"), 28)) == 28
+
+
 def test_an_administrator_moves_the_group(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
