@@ -116,6 +116,12 @@ async def run_checks(driver: Caller, options: TransactionOptions) -> None:
                 if inspect.isawaitable(answer):
                     answer = await answer
                 how = decided(answer, begun)
+            except asyncio.CancelledError as failure:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                note_failed_check(begun, failure)  # of something that the check awaited
+                continue
             except Exception as failure:
                 note_failed_check(begun, failure)
                 continue

@@ -115,7 +115,7 @@ class Checker:
                 assert options.check is not None, "without a check there is no thread"
                 try:
                     how = decided(options.check(message), begun)
-                except Exception as failure:
+                except BaseException as failure:  # the application's, which must not end the thread
                     note_failed_check(begun, failure)
                     continue
                 if how is not Decision.UNKNOWN:

@@ -1,0 +1,116 @@
+"""Who is asked about transactions goes on to be asked, whatever the application's check raises."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hastore import Decision, Message
+from hastore.aio.transactions import run_checks
+from hastore.client.producer.checker import Checker
+from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.transactions import TransactionOptions
+from hastore.errors import ClientError
+from hastore.protocol import api
+from hastore.record.codec import Host, build_record, patch_for_store
+
+HOST = Host.parse("127.0.0.1:1")
+ROUNDS = 2
+
+
+def half(number: int) -> tuple[api.Checks, bytes]:
+    """An answer that asks for one half message."""
+    raw = bytearray(
+        build_record("t", b"%d" % number, queue_id=0, born_timestamp_ms=1, born_host=HOST)
+    )
+    patch_for_store(
+        raw, 0, queue_offset=number, physical_offset=0, store_timestamp_ms=2, store_host=HOST
+    )
+    return api.Checks(1, [(0, number, 1)]), bytes(raw)
+
+
+class Driver:
+    """Asks for a half message in each poll; notes which ends it gets."""
+
+    def __init__(self, make_future: Any) -> None:
+        self._make_future = make_future
+        self.polls = 0
+        self.ends: list[int] = []
+
+    @property
+    def takes_polls(self) -> bool:
+        return self.polls <= ROUNDS
+
+    def call(self, make: Any, *, is_poll: bool = False) -> Any:
+        future = self._make_future()
+        if not is_poll:
+            self.ends.append(make(1).queue_offset)
+            future.set_result(None)
+            return future
+        self.polls += 1
+        if self.takes_polls:
+            future.set_result(half(self.polls))
+        else:
+            future.set_exception(ClientError("the producer is closed"))
+        return future
+
+
+def options(check: Any) -> TransactionOptions:
+    return TransactionOptions("g", check, None, False, 1_000)
+
+
+def test_a_check_that_awaits_what_was_cancelled_ends_no_later_check(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> Driver:
+        driver = Driver(asyncio.get_running_loop().create_future)
+
+        async def check(message: Message) -> Decision:
+            if message.body == b"1":
+                query = asyncio.ensure_future(asyncio.sleep(60))
+                query.cancel()
+                await query
+            return Decision.COMMIT
+
+        await run_checks(driver, options(check))
+        return driver
+
+    assert asyncio.run(main()).ends == [2]
+    assert "stays open" in caplog.text
+
+
+def test_the_cancelled_task_of_the_checks_ends() -> None:
+    async def main() -> None:
+        driver = Driver(asyncio.get_running_loop().create_future)
+
+        async def check(_: Message) -> Decision:
+            await asyncio.sleep(60)
+            return Decision.COMMIT
+
+        task = asyncio.ensure_future(run_checks(driver, options(check)))
+        while not driver.polls:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_the_thread_of_the_checks_survives(
+    caplog: pytest.LogCaptureFixture, raised: type[BaseException]
+) -> None:
+    def check(message: Message) -> Decision:
+        if message.body == b"1":
+            raise raised
+        return Decision.COMMIT
+
+    driver: Any = Driver(SendFuture)
+    checker = Checker(driver, options(check))
+    checker.start()
+    checker.join(60)
+    assert driver.ends == [2]
+    assert "stays open" in caplog.text
