@@ -26,7 +26,7 @@ import hastore
 from hastore.client.messages import Message, SendResult
 from hastore.client.producer.preparer import NO_PROPERTIES, OutgoingMessage, Properties
 from hastore.client.producer.producer import Producer
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, UsageError
 
 try:
     from opentelemetry import propagate, trace
@@ -97,7 +97,9 @@ class _Traced:
         return getattr(self._producer, name)
 
     def _begin(self, topic: str, **attributes: str | int) -> Span:
-        told = {"messaging.client.id": self._producer.producer_id, **attributes}
+        told = dict(attributes)
+        with contextlib.suppress(UsageError):  # of a whole cluster: each group has its own id
+            told["messaging.client.id"] = self._producer.producer_id
         name = f"send {topic}"
         return self._tracer.start_span(
             name, kind=SpanKind.PRODUCER, attributes={**_about("send", str(topic)), **told}

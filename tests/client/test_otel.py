@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 from opentelemetry import trace
@@ -15,7 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import hastore.aio
-from hastore import Consumer, Decision, Message, OutgoingMessage, Producer
+from hastore import Consumer, Decision, Message, OutgoingMessage, Producer, SendResult, Status
+from hastore.client.producer.cluster_producer import ClusterProducer
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.otel import AsyncTracedProducer, TracedProducer, context_of, processing
 from hastore.testing import Group, group
@@ -119,6 +121,19 @@ def test_a_batch_has_one_span_and_keeps_what_its_messages_carry(
     ]
     assert [(one.trace_id, one.span_id) for one in carried[:2]] == [id_of(span)] * 2
     assert carried[2].span_id == 0xB7AD6B7169203331
+
+
+def test_a_producer_for_a_whole_cluster_is_traced(
+    traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no id: each of its groups has one."""
+    future: Future[SendResult] = Future()
+    future.set_result(SendResult(Status.PUT_OK, "T", 3))
+    monkeypatch.setattr(ClusterProducer, "send", lambda *_, **__: future)
+    whole = object.__new__(ClusterProducer)
+    assert TracedProducer(whole, traces.provider).send("T", b"1").result() == future.result()
+    [span] = traces.spans
+    assert span.name == "send T" and "messaging.client.id" not in (span.attributes or {})
 
 
 def test_failures_are_in_the_span_and_raised(pair: Group, traces: Traces) -> None:
