@@ -37,6 +37,8 @@ class _Server:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._asked = 0  # the number of the last request
+        self._unheard: set[int] = set()  # starts whose answer an interrupt has left unread
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -47,15 +49,36 @@ class _Server:
         atexit.register(self.close)
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int | None:
-        """Send a request; return the number in its answer."""
+        """Send a request; return the number in its answer.
+
+        An exception of a signal handler, such as a test's time limit, may interrupt it anywhere.
+        """
         with self._lock:
-            socket.send_fds(self._sock, [json.dumps(request).encode()], list(descriptors))
+            self._asked += 1
+            number = self._asked
+            try:
+                text = json.dumps({"number": number, **request})
+                socket.send_fds(self._sock, [text.encode()], list(descriptors))
+                return self._answer_to(number)
+            except BaseException:
+                if "start" in request:
+                    self._unheard.add(number)
+                raise
+
+    def _answer_to(self, number: int) -> int | None:
+        """Return the answer to a request; those before are of requests that were interrupted."""
+        while True:
             answer = self._sock.recv(1_024)
-        if not answer:
-            code = self._process.poll()
-            raise HastoreError(f"the server of warm processes has ended: exit code {code}")
-        number: int | None = json.loads(answer)
-        return number
+            if not answer:
+                code = self._process.poll()
+                raise HastoreError(f"the server of warm processes has ended: exit code {code}")
+            which, value = json.loads(answer)
+            if which in self._unheard:
+                self._unheard.discard(which)
+                os.kill(value, signal.SIGKILL)  # nobody knows this process
+            if which == number:
+                found: int | None = value
+                return found
 
     def close(self) -> None:
         """End the server and all its processes."""

@@ -4,8 +4,9 @@
 
 DESCRIPTOR is a socket. A request is a JSON object: `start` names a script, its arguments, the
 environment and the working directory, and comes with the process's stdin, stdout and stderr, and
-its network namespace; `poll` asks whether a process has ended, and reaps it. At the end of the
-socket all processes are killed. The server has one thread, so a fork copies all that there is.
+its network namespace; `poll` asks whether a process has ended, and reaps it. An answer has the
+`number` of its request. At the end of the socket all processes are killed. The server has one
+thread, so a fork copies all that there is.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ CLONE_NEWNET = 0x40000000
 def serve(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Answer requests. In a new process, return its request and descriptors; else None."""
     running: set[int] = set()
+    ended: dict[int, int] = {}  # exit codes, in case that an answer was not heard
     while True:
         data, descriptors, _, _ = socket.recv_fds(sock, REQUEST_BYTES_MAX, 4)
         if not data:
@@ -48,18 +50,23 @@ def serve(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         request = json.loads(data)
         answer: int | None
         if "poll" in request:
-            pid, status = os.waitpid(request["poll"], os.WNOHANG)
-            running.discard(pid)
-            answer = os.waitstatus_to_exitcode(status) if pid else None
+            pid = request["poll"]
+            if pid in running:
+                reaped, status = os.waitpid(pid, os.WNOHANG)
+                if reaped:
+                    running.discard(pid)
+                    ended[pid] = os.waitstatus_to_exitcode(status)
+            answer = ended.get(pid)
         else:
             answer = os.fork()
             if answer == 0:
                 sock.close()
                 return request, descriptors
             running.add(answer)
+            ended.pop(answer, None)
         for descriptor in descriptors:
             os.close(descriptor)
-        sock.send(json.dumps(answer).encode())
+        sock.send(json.dumps([request["number"], answer]).encode())
     for pid in running:
         os.kill(pid, signal.SIGKILL)
     return None

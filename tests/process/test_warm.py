@@ -1,6 +1,7 @@
 """A warm process (warm.py) is like one of a new interpreter."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -64,6 +65,47 @@ def test_a_killed_process_is_reaped_by_whoever_asks_first(says, tmp_path):
     os.close(theirs)
     assert process.returncode == -signal.SIGKILL
     assert not os.path.exists(f"/proc/{process.pid}")
+
+
+class Interrupted(Exception):
+    """As a signal handler raises it."""
+
+
+def interrupted(monkeypatch, call):
+    """Make a call that is interrupted after its request, before it has read the answer."""
+    server = warm._server
+    sock = server._sock
+
+    class Handler:
+        def recv(self, _size):
+            raise Interrupted
+
+        def __getattr__(self, name):
+            return getattr(sock, name)
+
+    monkeypatch.setattr(server, "_sock", Handler())
+    with pytest.raises(Interrupted):
+        call()
+    monkeypatch.setattr(server, "_sock", sock)
+
+
+def test_an_interrupt_mixes_up_no_answers(says, tmp_path, monkeypatch):
+    """Such as the time limit of a test: the next tests use the same server."""
+    run(says, tmp_path / "out")
+    ours, theirs = os.pipe()
+    one = warm.start([says[0], "wait", "3"], stdin=ours)
+    interrupted(monkeypatch, one.poll)
+    two = warm.start([says[0], "wait", "4"], stdin=ours)
+    assert one.poll() is two.poll() is None
+    interrupted(monkeypatch, lambda: warm.start([says[0], "wait", "0"], stdin=ours))
+    assert one.poll() is None and not warm._server._unheard, "the unknown process was killed"
+    os.close(ours)
+    os.close(theirs)
+    ends = select.poll()
+    ends.register(one._end, select.POLLIN)
+    assert ends.poll(60_000)
+    interrupted(monkeypatch, one.poll)  # it is reaped, and nobody has heard its code
+    assert (one.wait(60), two.wait(60)) == (3, 4)
 
 
 @pytest.mark.parametrize("began", ["inside", "outside"])
