@@ -215,11 +215,20 @@ class ClusterProducer(Producer):
         """Raise UsageError: a transaction is of one group."""
         raise UsageError(f"transaction: it is of one group; make {_ONE_GROUP}")
 
+    def _refuse_callback(self) -> None:
+        """Raise ClientError in the threads that call the callbacks of Futures."""
+        for one in list(self._producers.values()):
+            one._refuse_callback()
+        if threading.current_thread() is self._mover:
+            raise ClientError("a Future's callback must not wait: the producer's thread runs it")
+
     def _flush(self, limit_s: float | None) -> bool:
         for one in list(self._producers.values()):
             if not one._lifecycle.closed:
                 one._driver.flush(0.0)  # its messages wait no longer for others to share a frame
-        waited = set(self._unsettled)
+        waited = {one for one in tuple(self._unsettled) if not one.done()}
+        if waited:
+            self._refuse_callback()
         return self._settled.wait_for(lambda: waited.isdisjoint(self._unsettled), limit_s)
 
     def _end(self, limit_s: float, *, first: bool) -> None:
@@ -330,6 +339,8 @@ class ClusterProducer(Producer):
                 raise UnreachableError(f"no master was found: {self._groups.problem or why}")
             if not tried or self._ends.is_set():  # `close` waits for a message that moves
                 self._lifecycle.check_usable()
+            if not tried:
+                self._refuse_callback()
             self._ends.wait(LOOK_S)
 
     def _turn(self, topic: str) -> int:

@@ -134,7 +134,7 @@ class IoDriver:
             if not self._callers_drive:
                 self._wake_all()
         if not future.done():
-            self._refuse_own_thread()
+            self.refuse_own_thread()
 
     @property
     def takes_polls(self) -> bool:
@@ -146,7 +146,7 @@ class IoDriver:
     ) -> SendFuture[Any]:
         """Send the master a request; see MasterCall. Raises ClientError once closed."""
         if not is_poll:
-            self._refuse_own_thread()
+            self.refuse_own_thread()
         future: SendFuture[Any] = SendFuture()
         expires_ms = float("inf") if is_poll else self._now_ms() + self._timeout_ms
         self.core.calls.admit(MasterCall(make, future, expires_ms, is_poll))
@@ -227,10 +227,11 @@ class IoDriver:
 
     def _wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
         if not is_true():
-            self._refuse_own_thread()
+            self.refuse_own_thread()
         return self._progress.wait_for(is_true, timeout_s)
 
-    def _refuse_own_thread(self) -> None:
+    def refuse_own_thread(self) -> None:
+        """Raise ClientError in the thread: in a Future's callback, which must not wait."""
         if threading.current_thread() is self._thread:
             raise ClientError("a Future's callback must not wait: the producer's thread runs it")
 

@@ -272,6 +272,7 @@ class Producer(ProducerClient, Closable):
         delay_level: int | None = None,
     ) -> SendResult:
         """Send a message and wait for its result; raises what the Future of `send` would."""
+        self._refuse_callback()
         future = self._send(topic, body, key, tags, properties, queue, delay_level)
         self._drive(future)
         return future.result()
@@ -318,6 +319,7 @@ class Producer(ProducerClient, Closable):
         Raises UsageError without a `transaction_group`.
         """
         draft, group = self._draft_half(topic, body, key, tags, properties, queue, check_after_s)
+        self._refuse_callback()
         begun = begin(topic, group)
         future = self._send_half(begun, draft)
         self._drive(future)
@@ -344,6 +346,10 @@ class Producer(ProducerClient, Closable):
         self._end(limit_s, first=first)
 
     # -- what a ClusterProducer does otherwise
+
+    def _refuse_callback(self) -> None:
+        """Raise ClientError in a Future's callback, before a message is sent that it waits for."""
+        self._driver.refuse_own_thread()
 
     def _flush(self, limit_s: float | None) -> bool:
         return self._driver.flush(limit_s)

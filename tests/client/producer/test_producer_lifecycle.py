@@ -18,9 +18,12 @@ from typing import Any
 import pytest
 
 from hastore import Producer
-from hastore.errors import ClientError, OutcomeUnknown, UsageError
+from hastore.client.producer import cluster_producer
+from hastore.errors import ClientError, HastoreError, OutcomeUnknown, UsageError
+from hastore.registry.cluster_watch import GroupSeen
 from tests.client.conftest import Node
 from tests.client.interrupts import interrupt_everywhere
+from tests.client.producer.test_producer import bodies
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 NOBODY = "tcp://127.0.0.1:9"
@@ -149,6 +152,62 @@ def test_a_callback_that_waits_for_its_own_thread_is_told_so(node: Node) -> None
         node.backend.transfer.hold = False
         node.backend.transfer.end_all()
         assert all("callback" in str(failure) for failure in said)
+
+
+class OneGroup:
+    """What a cluster of one group is known to have, without ZooKeeper."""
+
+    problem = None
+
+    def __init__(self, address: str) -> None:
+        self.groups = {"g0": GroupSeen((address,), ())}
+
+    def with_topic(self, _topic: str) -> list[str]:
+        return list(self.groups)
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("call", ["send_sync", "transaction", "flush"])
+def test_a_callback_that_would_wait_is_refused_before_it_sends(
+    node: Node, monkeypatch: pytest.MonkeyPatch, whole: bool, call: str
+) -> None:
+    """What it waits for, its own thread would have to do."""
+    address: Any = [node.address]
+    more: dict[str, Any] = {}
+    if whole:
+        monkeypatch.setattr(cluster_producer, "ClusterGroups", lambda *_: OneGroup(node.address))
+        address = "zk://127.0.0.1:1/shop"
+    elif call == "transaction":
+        more = {"transaction_group": "g"}
+    with Producer(address, delivery_timeout_s=20.0, **more) as producer:
+        producer.send_sync("t", b"0")
+        node.backend.transfer.hold = True
+        said: list[BaseException] = []
+
+        def wait(_: object) -> None:
+            producer.send("t", b"2")  # it need not wait
+            try:
+                if call == "flush":
+                    producer.flush()
+                else:
+                    getattr(producer, call)("t", b"3")
+            except HastoreError as failure:
+                said.append(failure)
+
+        first = producer.send("t", b"1")
+        first.add_done_callback(wait)
+        wait_for(lambda: node.backend.transfer.waiting)
+        node.backend.transfer.hold = False
+        node.backend.transfer.end_all()
+        wait_for(lambda: said, 10.0)
+        wanted = "one group" if whole and call == "transaction" else "callback must not wait"
+        assert wanted in str(said[0])
+        assert producer.flush(60.0)
+    assert sorted(bodies(node)) == [b"0", b"1", b"2"]
 
 
 EXIT = """
@@ -283,7 +342,9 @@ def test_a_signal_handler_forks_during_a_put(node: Node) -> None:
 MULTIPROCESSING = """
 import multiprocessing, sys
 from hastore import Producer
-from hastore.errors import ClientError, OutcomeUnknown, UsageError
+from hastore.client.producer import cluster_producer
+from hastore.errors import ClientError, HastoreError, OutcomeUnknown, UsageError
+from hastore.registry.cluster_watch import GroupSeen
 
 def work(address, inherited):
     if inherited is not None:
