@@ -22,6 +22,7 @@ from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall, Core
 from hastore.client.connections.requester import Answer, Requester, Steps, expect
 from hastore.client.connections.transport import NoAnswer, Quiet
+from hastore.client.consumer.consumer_core import MAX_GROUP
 from hastore.client.lifecycle import describe
 from hastore.client.messages import (
     FoundMessages,
@@ -125,7 +126,7 @@ class AdminCalls(Client):
         an earlier version does not answer. Raises UnreachableError if no node answers, and
         ForbiddenError without a right for the group.
         """
-        group = text("group", group)
+        group = text("group", group, MAX_GROUP)
         requester = self._requester
         deadline = requester.deadline(self._timeout_s)
         yield from requester.survey(self._timeout_s)
