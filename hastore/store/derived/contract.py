@@ -158,7 +158,9 @@ class TimeWindow(NamedTuple):
 
     def in_one_run(self, first: int, last: int) -> bool:
         """Whether it is known that no store time falls between the records at two offsets."""
-        return last < self.end and bisect_right(self.falls, first) == bisect_right(self.falls, last)
+        if first < self.floor or last >= self.end:  # where times fell below `floor` is forgotten
+            return False
+        return bisect_right(self.falls, first) == bisect_right(self.falls, last)
 
 
 def time_window(
