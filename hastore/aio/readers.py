@@ -177,26 +177,31 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
     The listener's methods may be coroutines. Tasks may share it as they may share a Consumer; the
     listener is called in the task whose `poll` has found that the queues change. Until it has
     returned, the polls of other tasks wait: they would give queues back, or read them, too early.
+    If it is cancelled, the next `poll` tells it again.
     """
 
     _kind = "aio.SharedConsumer"
     _core: SharedCore  # type: ignore[assignment]
 
     _polls: asyncio.Lock | None = None  # made by the first poll
-    _teller: asyncio.Task[Any] | None = None  # the task that calls the listener
+    _poller: asyncio.Task[Any] | None = None  # the task that holds it
 
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return up to `max_messages` messages; see hastore.SharedConsumer."""
         core = self._core
         self._lifecycle.check_usable()
         asked = core.polling(max_messages, timeout_s)
-        if self._teller is not None and self._teller is asyncio.current_task():
+        if self._poller is not None and self._poller is asyncio.current_task():
             found = await self._poll(asked)  # the listener polls
         else:
             if self._polls is None:
                 self._polls = asyncio.Lock()
             async with self._polls:
-                found = await self._poll(asked)
+                self._poller = asyncio.current_task()
+                try:
+                    found = await self._poll(asked)
+                finally:
+                    self._poller = None
         # This comes last: after an earlier interrupt, the next call returns the same messages.
         core.fetcher.undo = None
         return found
@@ -207,11 +212,15 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
             found = await self._run(core.poll(asked, first=first))
             if isinstance(found, Event):
                 first = False
-                before, self._teller = self._teller, asyncio.current_task()
+                before, core.calls = core.calls, core.calls + 1
                 try:
                     await self._tell(found)
+                    core.told(found)
+                except Exception:
+                    core.told(found)
+                    raise
                 finally:
-                    self._teller = before
+                    core.calls = before
                 if self._lifecycle.closed:
                     return []
                 continue

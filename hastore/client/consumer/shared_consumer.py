@@ -215,7 +215,16 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
             found = self._run(core.poll(asked, first=first))
             if isinstance(found, Event):
                 first = False
-                self._tell(found)
+                before, core.calls = core.calls, core.calls + 1
+                try:
+                    self._tell(found)
+                    core.told(found)
+                except Exception:
+                    if not core.is_cut:  # else a signal handler's, in a call of the listener
+                        core.told(found)
+                    raise
+                finally:
+                    core.calls = before
                 if self._lifecycle.closed:
                     return []
                 continue

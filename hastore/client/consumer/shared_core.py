@@ -2,7 +2,8 @@
 
 A call's steps never call the listener: `poll` ends with an Event instead, the caller tells the
 listener, which may use the consumer, and polls on. What it was told of is given back by the next
-steps, after the positions are committed.
+steps, after the positions are committed. What it was not told, because that was interrupted or
+cancelled, is an Event of the next poll again.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ class SharedCore(Core):
         self._moves: Moves = []
         self._begun: Places = {}  # where reading has begun at the end of a queue: to be committed
         self._fails = False  # the last commit that nobody asked for
+        self.calls = 0  # of the listener, under way; the caller counts them
         self._told: list[TopicQueue] = []  # revoked, and the listener was told
         self.stops = False  # `close` was called: a poll under way returns
         keep_freed(options.prefetch_bytes)
@@ -146,7 +148,8 @@ class SharedCore(Core):
     def poll(self, asked: Polling, *, first: bool) -> Steps[list[Message] | Event]:
         """Take available messages, or return what the listener must be told first.
 
-        It is called again after that, not as the `first` time. Returns [] if the time is over.
+        It is called again after that and `told`, not as the `first` time. Returns [] if the time
+        is over.
         """
         requester, fetcher, sharing = self.requester, self.fetcher, self.sharing
         try:
@@ -157,9 +160,9 @@ class SharedCore(Core):
             fetcher.pump()
             while not self.stops:
                 wait_s = self._tend() / 1000.0
-                event = sharing.take_event()
+                event = sharing.take_event(self.calls)
                 if event is not None:
-                    return self._noted(event)
+                    return event
                 if self._begun:
                     yield from self._commit_begun()
                 if messages := fetcher.take_messages(asked.max_messages):
@@ -174,6 +177,17 @@ class SharedCore(Core):
         except ClosedMeanwhile:
             pass
         return []
+
+    def told(self, event: Event) -> None:
+        """Go on after the listener was told, or has raised an exception of its own."""
+        if event.kind == REVOKED:
+            self._told = [*self._told, *event.queues]
+        self.sharing.told(event)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last call was interrupted, so that the next one undoes what it has moved."""
+        return self._in_call or self.fetcher.undo is not None
 
     def positions(self) -> Steps[Places]:
         """Return the position in each queue that is this member's."""
@@ -282,12 +296,6 @@ class SharedCore(Core):
                     queue.seek(Position(offset))
                     queue.kept = offset
         return wait_ms
-
-    def _noted(self, event: Event) -> Event:
-        """Remember what follows once the listener was told."""
-        if event.kind == REVOKED:
-            self._told = event.queues
-        return event
 
     def _give_told(self) -> Steps[None]:
         """Commit, if that is wanted, and give back what the listener was told of."""

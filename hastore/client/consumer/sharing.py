@@ -118,21 +118,37 @@ class Sharing:
         self._unlocking: _Asked | None = None
         self._giving: dict[TopicQueue, float] = {}  # locks to give back, and when they end anyway
         self._events: deque[Event] = deque()
+        self._telling: list[Event] = []  # what the listener is told now, or was before an interrupt
         self._failure: ClientError | None = None
         self._next_ms = 0.0  # when `advance` has something to do
         self.moved: dict[TopicQueue, int] = {}  # by an administrator; the core seeks
 
     # -- what the core calls
 
-    def take_event(self) -> Event | None:
-        """Return what the listener must be told next."""
+    def take_event(self, calls: int) -> Event | None:
+        """Return what the listener must be told next; `told` says that it was.
+
+        `calls`: how many calls of the listener are under way, since it may poll. What another call
+        was to tell comes first: that was interrupted.
+        """
+        # Whatever instruction an interrupt comes at: an event is told twice rather than never.
+        while len(self._telling) > calls:
+            self._events.appendleft(self._telling[-1])
+            del self._telling[-1]
         while self._events:
-            kind, queues = self._events.popleft()
+            kind, queues = self._events[0]
             if kind != FENCED:  # some of them may be lost since
                 queues = [name for name in queues if name in self.fetcher.mine]
             if queues:
-                return Event(kind, queues)
+                self._telling.append(Event(kind, queues))
+            self._events.popleft()
+            if queues:
+                return self._telling[-1]
         return None
+
+    def told(self, event: Event) -> None:
+        """Forget an event of which the listener was told."""
+        self._telling = [each for each in self._telling if each is not event]
 
     def raise_failure(self) -> None:
         """Raise what the master has refused for good."""

@@ -310,6 +310,7 @@ class Member:
                 self.sleeps_until_ms = self.world.clock.now_ms + self.world.rng.choice((100, 2_000))
         elif isinstance(result, Event):
             self.world.note(result.kind)
+            self.core.told(result)
 
     def end(self) -> None:
         """End the process."""

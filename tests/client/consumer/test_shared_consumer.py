@@ -16,6 +16,7 @@ from hastore import Consumer, Producer, RebalanceListener, SharedConsumer, Topic
 from hastore.client.consumer import sharing
 from hastore.errors import ClientError, FencedError, ProtocolError, UsageError
 from hastore.protocol import api
+from tests.client import interrupts
 from tests.client.consumer.shared_node import SharedNode
 from tests.client.consumer.test_consumer_positions import Cut, interrupts_calls, new_seed
 from tests.process.harness import wait_until
@@ -621,6 +622,125 @@ def test_the_polls_of_other_tasks_wait_for_the_listener(
     ended = threading.Event()
     assert sorted(asyncio.run(run())) == [7, 7, 7, 7, 8, 8, 8, 8, 9, 9, 9, 9]
     assert kept[0] == 4, "a queue went before the listener had returned"
+
+
+@pytest.mark.parametrize("kind", ["assigned", "revoked"])
+def test_a_listener_that_was_cancelled_with_its_poll_is_told_again(
+    shared: SharedNode, member: Callable[..., SharedConsumer], kind: str
+) -> None:
+    fill(shared, 40)
+    calls: list[str] = []
+
+    class Slow(RebalanceListener):
+        async def on_assigned(self, queues: list[TopicQueue]) -> None:
+            await self.wait("assigned")
+            for queue in queues:
+                await one.seek(queue, 5)
+
+        async def on_revoked(self, queues: list[TopicQueue]) -> None:
+            await self.wait("revoked")
+            await one.commit()
+
+        async def wait(self, what: str) -> None:
+            if what == kind:
+                calls.append(what)
+                await go_on.wait()
+
+    def joins() -> None:
+        with contextlib.closing(member()) as other:
+            while not ended.is_set():
+                other.poll(timeout_s=0.02)
+
+    async def main() -> None:
+        nonlocal one, go_on
+        go_on = asyncio.Event()
+        one = aio.Consumer("t", [shared.address], group="g", share=True, listener=Slow())
+        async with one:
+            if kind == "revoked":
+                seen = 0
+                while seen < 20:
+                    seen += len(await one.poll(500, LIMIT_S))
+                joining.start()
+            while not calls:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(one.poll(500, LIMIT_S), 0.3)
+            assert calls == [kind] and len(one.assignment) == 4
+            go_on.set()
+            if kind == "assigned":
+                found = await one.poll(500, LIMIT_S)
+                assert min(message.queue_offset for message in found) == 5
+            else:
+                while len(one.assignment) == 4:
+                    assert await one.poll(500, 0.05) == []
+                kept = (await one.committed()).values()
+                assert [at.queue_offset for at in kept] == [10] * 4, "before they left"
+            assert calls == [kind] * 2
+
+    one: Any = None
+    go_on: Any = None
+    ended = threading.Event()
+    joining = threading.Thread(target=joins)
+    try:
+        asyncio.run(main())
+    finally:
+        ended.set()
+        if joining.ident is not None:
+            joining.join(LIMIT_S)
+
+
+@interrupts_calls
+def test_a_listener_that_was_interrupted_is_told_again(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """Wherever it is: nothing is read before what it seeks."""
+
+    class Seeks(RebalanceListener):
+        def on_assigned(self, queues: list[TopicQueue]) -> None:
+            for queue in queues:
+                one.seek(queue, 5)
+
+    def ready() -> SharedConsumer:
+        one.seek_to_earliest()
+        assert len(take(one, 4)) == 4
+        one._core.sharing._events.append(sharing.Event(sharing.ASSIGNED, one.assignment))
+        return one
+
+    fill(shared, 40)
+    one = member(listener=Seeks())
+    settle(one, sizes=[4])
+    points = 0
+    for _ in interrupts.interrupt_everywhere(ready, lambda it: it.poll(1, 0.0)):
+        points += 1
+        found = one.poll(500, LIMIT_S)
+        assert found and min(message.queue_offset for message in found) >= 5
+    print(f"interrupted at {points - 1} points")
+    assert points > 20
+
+
+def test_a_listener_is_told_again_if_a_handler_of_signals_ended_its_seek(
+    shared: SharedNode, member: Callable[..., SharedConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an Exception, too, though one of the listener's own ends what it is told."""
+
+    class Seeks(RebalanceListener):
+        def on_assigned(self, queues: list[TopicQueue]) -> None:
+            for queue in queues:
+                with monkeypatch.context() as patch:
+                    if not cut:
+                        patch.setattr(one._core, "end_call", interrupt)
+                    one.seek(queue, 5)
+
+    def interrupt() -> None:
+        cut.append(True)
+        raise TimeoutError
+
+    fill(shared, 40)
+    cut: list[bool] = []
+    one = member(listener=Seeks())
+    with pytest.raises(TimeoutError):
+        one.poll(timeout_s=LIMIT_S)
+    found = one.poll(timeout_s=LIMIT_S)
+    assert found and min(message.queue_offset for message in found) == 5
 
 
 def test_a_listener_with_coroutines_needs_asyncio(member: Callable[..., SharedConsumer]) -> None:
