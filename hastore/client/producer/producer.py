@@ -53,7 +53,7 @@ from hastore.client.producer.transactions import (
 from hastore.client.producer.window import NOT_SENT, Entry, Window
 from hastore.client.security import Security, SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import NotAuthenticatedError, UnreachableError, UsageError
+from hastore.errors import HastoreError, NotAuthenticatedError, UnreachableError, UsageError
 from hastore.protocol.api import WINDOW
 
 _CLUSTER_MODULE = "hastore.client.producer.cluster_producer"
@@ -287,12 +287,20 @@ class Producer(ProducerClient, Closable):
         """Send messages in order, in as few frames as possible; the Future has all results.
 
         `queue` is for messages that name no queue. A batch is not atomic: if the Future ends
-        with an exception, some of its messages may be stored.
+        with an exception, some of its messages may be stored. If this raises one, none was sent.
         """
         self._lifecycle.check_usable()
         parts: list[Future[list[SendResult]]] = []
         for drafts in self._preparer.batches(topic, messages, queue):
-            parts.append(self._send_part(topic, drafts))
+            try:
+                parts.append(self._send_part(topic, drafts))
+            except HastoreError as failure:
+                if not parts:
+                    raise
+                failed: SendFuture[list[SendResult]] = SendFuture()
+                failed.fail(failure)
+                parts.append(failed)
+                break
             self._driver.wake()
         return _joined(parts)
 

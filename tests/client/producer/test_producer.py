@@ -136,6 +136,35 @@ def test_a_batch_with_properties_that_no_record_can_hold_sends_nothing(
     assert bodies(node) == []
 
 
+def test_a_batch_of_which_some_were_sent_ends_by_its_future() -> None:
+    """An exception of the call says that nothing was sent."""
+    placed = [OutgoingMessage(b"1", queue=0)] * 256
+    with Producer(["tcp://127.0.0.1:1"], delivery_timeout_s=0.3) as producer:
+        with pytest.raises(UnreachableError):
+            producer.send_batch("t", [b"2"])
+        future = producer.send_batch("t", [*placed, b"2"])
+        with pytest.raises(ClientError):
+            future.result(60)
+
+
+def test_a_batch_with_a_message_that_is_too_long_by_its_number_ends_by_its_future(
+    node: Node,
+) -> None:
+    """What is checked before has no number yet; with its digits no record can hold it."""
+    with Producer([node.address]) as producer:
+        for length in range(32_600, 32_750):
+            message = OutgoingMessage(b"y", properties={"p": "v" * length})
+            try:
+                future = producer.send_batch("t", [*[b"x"] * 256, message], queue=0)
+            except MessageIllegalError:
+                break  # of the next length nothing is sent
+            failure = future.exception(60)
+            if failure is not None:
+                assert isinstance(failure, MessageIllegalError)
+                return
+    raise AssertionError("each length was refused before, or sent")
+
+
 def test_linger_fills_frames(node: Node) -> None:
     with Producer([node.address], linger_ms=120_000) as producer:
         producer.send("t", b"first", queue=0)
