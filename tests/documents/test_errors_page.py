@@ -33,8 +33,8 @@ PARTS = (
     "as far as this node knows no majority had them, so no put was acknowledged",
     "look at them (`hastore log dump --store ... --body`)", "look at them there",
     "that folder is gone: find out from the senders what they were",
-    "node ... leads", "entries ... to ...", "no entries", "no member", "has expired", "--folder DIR",
-    "it ends the connection", "the checkpoint says that entry ... is committed",
+    "node ... leads", "entries ... to ...", "no entries", "no member", "has expired",
+    "--folder DIR", "it ends the connection", "the checkpoint says that entry ... is committed",
     "the index was synced up to entry ...",
     ", and ... other ranges", "; no other node can repair it now (...)",
 )  # fmt: skip
