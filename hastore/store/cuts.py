@@ -283,16 +283,15 @@ class Cuts:
             outcome = "as far as this node knows no majority had them, so no put was acknowledged"
         verb = "was" if cut.messages == 1 and cut.all_counted else "were"
         look = f"look at them (`hastore log dump --store {self._folder(cut)} --body`)"
-        which = f"--cut {cut.id}"
+        send = f"`hastore rescued resend -c FILE --cut {cut.id}`"
         if not cut.folder:
             look = "look at them there"
-            which = "--folder DIR"
+            send = "`hastore rescued resend -c FILE --folder DIR`"
         elif not self._fs.exists(self._folder(cut)):
             look = "that folder is gone: find out from the senders what they were"
         return (
             f"{cut.count} {verb} cut from this log and may be nowhere else ({outcome}): "
-            f"{self._place(cut)}; {look}, send again what is missing "
-            f"(`hastore rescued resend -c FILE {which}`), then run "
+            f"{self._place(cut)}; {look}, send again what is missing ({send}), then run "
             f"`hastore rescued dismiss -c FILE --cut {cut.id}` on this node"
         )
 

@@ -34,7 +34,8 @@ PARTS = (
     "look at them (`hastore log dump --store ... --body`)", "look at them there",
     "that folder is gone: find out from the senders what they were",
     "node ... leads", "entries ... to ...", "no entries", "no member", "has expired",
-    "--folder DIR", "it ends the connection", "the checkpoint says that entry ... is committed",
+    "`hastore rescued resend -c FILE --cut ...`", "`hastore rescued resend -c FILE --folder DIR`",
+    "it ends the connection", "the checkpoint says that entry ... is committed",
     "the index was synced up to entry ...",
     ", and ... other ranges", "; no other node can repair it now (...)",
 )  # fmt: skip
