@@ -21,7 +21,7 @@ from hastore.client.producer.producer import Producer
 from hastore.errors import NotStoredError, OutcomeUnknown
 from tests.cli.kit import hastore
 from tests.process.dledger_group import DLedgerGroup
-from tests.process.harness import wait_until
+from tests.process.harness import Node, wait_until
 
 TOPIC = "t"
 
@@ -246,11 +246,21 @@ def test_the_leadership_is_transferred(group: DLedgerGroup) -> None:
     assert str(leader.path) in wrong.stderr
     same = hastore("dledger", "transfer", "-c", str(leader.path), "--to", str(leader.number))
     assert same.returncode == 1 and "is the leader already" in same.stderr
-    done = hastore(
-        "dledger", "transfer", "-c", str(leader.path), "--to", str(third.number), "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["node"] == leader.number
+
+    def transferred() -> tuple[Node, Node] | None:
+        """Return who has handed over, and to whom; None if there was an election meanwhile."""
+        leader = group.wait_leader()
+        _, third = group.followers(leader)
+        done = hastore(
+            "dledger", "transfer", "-c", str(leader.path), "--to", str(third.number), "--json"
+        )
+        if done.returncode:
+            assert "knows no leader" in done.stderr or "machine of node" in done.stderr, done.stderr
+            return None
+        assert json.loads(done.stdout)["node"] == leader.number
+        return leader, third
+
+    leader, third = wait_until(transferred, 60, "no transfer succeeds")
     assert group.wait_leader() is third
     for command in ("promote", "demote"):
         refused = hastore(command, "-c", str(leader.path))
