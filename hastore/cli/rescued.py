@@ -29,7 +29,7 @@ from hastore.config.model import Config, StoreKind
 from hastore.errors import UNREADABLE, HastoreError, StoreError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked
-from hastore.store.cuts import Dismissal, dismissal_path
+from hastore.store.cuts import Dismissal, dismissal_path, messages_text
 
 PATIENCE_S = 10.0
 _POLL_S = 0.05
@@ -62,13 +62,13 @@ def list_command(path: str, as_json: bool) -> None:
         return
     for one in cuts:
         at = datetime.fromtimestamp(one["wall_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        least = "" if one["all_counted"] else "at least "
+        count = messages_text(one["messages"], all_counted=one["all_counted"])
         where = f"bytes {one['start_offset']} to {one['end_offset']}, in {one['folder']}"
         if one["folder"] is None:
             where = f"in older archives of {config.store.root}/rescued"
         elif not os.path.isdir(one["folder"]):
             where += " (removed)"
-        print_text(f"cut {one['id']}: {least}{counted(one['messages'], 'message')}, {at}, {where}")
+        print_text(f"cut {one['id']}: {count}, {at}, {where}")
     if not cuts:
         print_text("nothing that was cut waits for you")
 

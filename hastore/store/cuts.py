@@ -50,8 +50,15 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def count(self) -> str:
         """How many messages were cut, in words."""
-        name = "message" if self.messages == 1 else "messages"
-        return f"{'' if self.all_counted else 'at least '}{self.messages:,} {name}"
+        return messages_text(self.messages, all_counted=self.all_counted)
+
+
+def messages_text(messages: int, *, all_counted: bool) -> str:
+    """Return how many messages a cut has taken, in words."""
+    if not messages and not all_counted:  # the first of them is damaged
+        return "an unknown number of messages"
+    name = "message" if messages == 1 else "messages"
+    return f"{'' if all_counted else 'at least '}{messages:,} {name}"
 
 
 class CutList(msgspec.Struct, frozen=True, kw_only=True):
