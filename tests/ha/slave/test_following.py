@@ -291,6 +291,7 @@ def test_a_slave_beyond_reach_sets_its_store_aside(make_group):
     early, number = two.bytes(), two.state.data.store_id
     two.unfollow()
     fill(one, 3 * FILE_SIZE + 1000)
+    one.store.flush()  # else they would not count as expired
     before = retention.expired_files
     retention.expired_files = lambda *_: 2  # the two oldest files have expired
     try:
