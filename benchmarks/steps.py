@@ -109,7 +109,7 @@ class Rig:
         self.transfer.start()
         self.ha = HAService(master.member, self.transfer)
         entry = EpochEntry(EPOCH, 0, 1, (1, 2))
-        master.state.open_epoch(entry)
+        master.state.open_epoch((*master.state.history, entry))
         self.ha.open_epoch(entry, sync=True)
         master.member.open_epoch = EPOCH
         master.member.gate.open(EPOCH)

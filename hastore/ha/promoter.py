@@ -317,7 +317,7 @@ class Promoter:
         with member.gate.lock:
             self._check_promise(epoch)
             entry = new_entry(epoch, store.max_offset, required.acks, required.nodes)
-            state.open_epoch(entry, opened_history(state.history, store.min_offset, entry))
+            state.open_epoch(opened_history(state.history, store.min_offset, entry))
             self._on_open(entry)
             member.open_epoch = epoch
             member.gate.open(epoch)

@@ -189,7 +189,8 @@ class ClassicRun(Puts):
         start = self.parts.store.whole_offset
         state.promise(epoch, 1, (ITSELF, OTHER))
         if self.parts.store.max_offset == start:
-            state.open_epoch(EpochEntry(epoch, start, 1, (ITSELF, OTHER)))
+            entry = EpochEntry(epoch, start, 1, (ITSELF, OTHER))
+            state.open_epoch((*state.history, entry))
 
     def learn(self) -> None:
         self.parts.state.learn_store(OTHER, f"store{self.chance.randrange(3)}")

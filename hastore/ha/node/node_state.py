@@ -253,15 +253,16 @@ class NodeState:
                 changes.update(self._widened(entries[-1].acks, entries[-1].nodes))
             self.save(**changes)
 
-    def open_epoch(self, entry: EpochEntry, history: History | None = None) -> None:
-        """Append a promotion's entry and clear `unclean`, `epoch_over` and `superseded_by`.
+    def open_epoch(self, history: History) -> None:
+        """Take over a history that ends with a promotion's entry, and clear `unclean`, `epoch_over`
+        and `superseded_by`.
 
-        `history` is the one that has the entry, if it is not the present one with the entry behind
-        it. This is one durable write. The node may take writes after it.
+        This is one durable write. The node may take writes after it.
         """
+        entry = history[-1]
         with self._lock:
             self.save(
-                history=(*self.data.history, entry) if history is None else history,
+                history=history,
                 acks_min=entry.acks,
                 acks_max=entry.acks,
                 node_lists=(entry.nodes,),

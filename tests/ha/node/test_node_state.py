@@ -112,7 +112,7 @@ def test_opening_an_epoch_drops_the_marks_in_one_step(files):
     state = boot(files)
     state.promise(E1, 2, (1, 2, 3))
     state.save(unclean=True, epoch_over=True, superseded_by=E2)
-    state.open_epoch(entry(E1, 70, 1))
+    state.open_epoch((*state.history, entry(E1, 70, 1)))
     data = load(files).data
     assert data.history == (entry(E1, 70, 1),)
     assert (data.unclean, data.epoch_over, data.superseded_by) == (False, False, 0)
