@@ -150,11 +150,15 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
     return DONE
 
 
+def _ask_members(addresses: list[str], group: str) -> GroupMembers:
+    with Admin(addresses, timeout_s=MEMBERS_S) as admin:
+        return admin.group_members(group)
+
+
 def _owners(addresses: list[str], group: str) -> dict[str, dict[int, str]]:
     """Return who has the locks of a group's queues; none if nobody says it."""
     try:
-        with Admin(addresses, timeout_s=MEMBERS_S) as admin:
-            return admin.group_members(group).owners or {}
+        return _ask_members(addresses, group).owners or {}
     except UnreachableError as failure:
         print_note(f"who reads which queue is not known: {failure}")
         return {}
@@ -171,8 +175,7 @@ def members_command(group: str, bootstrap: str | None, as_json: bool) -> int:
     RocketMQ's members only those that read in order lock their queues; of the others no node knows
     who reads which. A consumer that reads all queues by itself is no member.
     """
-    with Admin(bootstrap_addresses(bootstrap), timeout_s=MEMBERS_S) as admin:
-        found = admin.group_members(group)
+    found = _ask_members(bootstrap_addresses(bootstrap), group)
     rows = []
     for one in found.members:
         queues = _queues_of(found, one.member)
@@ -336,8 +339,7 @@ def _online(addresses: list[str], group: str) -> list[str]:
     Asked in hastore's own protocol: nodes that do not serve RocketMQ's clients have members, too.
     """
     try:
-        with Admin(addresses, timeout_s=MEMBERS_S) as admin:
-            return [one.member for one in admin.group_members(group).members]
+        return [one.member for one in _ask_members(addresses, group).members]
     except UnreachableError as failure:
         raise not_known(group, str(failure)) from failure
 

@@ -137,7 +137,7 @@ class AdminCalls(Client):
         if not said:
             for one in found.values():  # each has refused
                 expect(api.MembersListed, one)
-            raise UnreachableError("no node says who is in the group: is their version older?")
+            raise UnreachableError("no node says who is in the group; earlier versions cannot")
         members = {
             one.id: GroupMember(one.id, one.address, one.client)
             for each in said

@@ -411,7 +411,7 @@ class Fetcher:
             self._switch_replica()
             return
         first = min(kept for kept in queue.gone_at.values() if kept > queue.next.queue_offset)
-        # From there on it is read of those that begin there: the others begin later, or lag.
+        # From there on it is read from the replicas that begin there; others begin later, or lag.
         begins = {address for address, kept in queue.gone_at.items() if kept == first}
         self._rejected = (self._rejected | queue.gone_at.keys()) - begins
         if self.source not in begins:
