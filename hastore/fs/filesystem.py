@@ -585,6 +585,11 @@ def sync_all(fs: FileSystem, directory: str) -> None:
         fs.sync_all(directory)
 
 
+def read_or_empty(fs: FileSystem, path: str, max_bytes: int = 1 << 26) -> bytes:
+    """Return a file's content, at most `max_bytes`; b"" if there is no file. Raises OSError."""
+    return fs.read_bytes(path, max_bytes) if fs.exists(path) else b""
+
+
 def size_of(fs: FileSystem, path: str) -> int:
     """Return the size of a file in bytes. Raises OSError."""
     with contextlib.closing(fs.open(path, writable=False)) as file:

@@ -24,7 +24,7 @@ from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
 from hastore.config.classic_key import Credentials
 from hastore.errors import CorruptRecordError, HastoreError
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, read_or_empty
 from hastore.server.broker_client import BrokerClient
 from hastore.server.broker_tables import (
     DELAYS,
@@ -142,7 +142,7 @@ class BrokerTables(Service):
         left_out = _check(table, raw)
         path, kept = f"{self._root}/{table.file}", raw
         if table in _MERGED:
-            known = self._fs.read_bytes(path, MAX_BYTES) if self._fs.exists(path) else b""
+            known = read_or_empty(self._fs, path, MAX_BYTES)
             if known and _is_valid(table, known):
                 kept = merged(table, known, raw)
         if not self._follows():

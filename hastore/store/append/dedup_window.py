@@ -38,7 +38,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, read_or_empty
 from hastore.record.properties import PID_MARK, producer_of
 from hastore.store.append.results import ProducerProgress, PutResult
 from hastore.store.derived.contract import Dispatched, RecordColumns
@@ -306,8 +306,7 @@ class DedupWindow:
         with self._guard:
             self._clear()
             self.end_offset = self._snapshot_end = 0
-            is_there = self._fs.exists(self._path)
-            raw = self._fs.read_bytes(self._path, FILE_BYTES_MAX) if is_there else b""
+            raw = read_or_empty(self._fs, self._path, FILE_BYTES_MAX)
             if not self._restore(raw):
                 return 0
             self._snapshot_end = self.end_offset

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, read_or_empty
 from hastore.record.queue_ends import QueueEnds
 from hastore.store.derived.contract import Dispatched, queue_ends_of
 from hastore.store.state.crc_frame import CrcFrame
@@ -66,7 +66,7 @@ class StatedEnds:
     def load(self, offset: int, synced: bool) -> int:
         """Read the file, and forget what lies beyond `offset`."""
         del synced  # the file is replaced durably
-        raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
+        raw = read_or_empty(self._fs, self._path)
         known = self._statements, self._begun = _unpack(raw)
         self._forget_beyond(offset)
         if known != (self._statements, self._begun):

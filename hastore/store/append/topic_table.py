@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from hastore.errors import HastoreError
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, read_or_empty
 from hastore.record.codec import find_parts
 from hastore.record.delays import RETRY_PREFIX
 from hastore.record.layout import FLAG_PREPARED
@@ -253,8 +253,7 @@ class TopicTable:
         """Read the file, and the queue of records, which was cut to `offset`."""
         del synced  # the file is replaced durably
         with self._guard:
-            is_there = self._fs.exists(self._path)
-            raw = self._fs.read_bytes(self._path, FILE_BYTES_MAX) if is_there else b""
+            raw = read_or_empty(self._fs, self._path, FILE_BYTES_MAX)
             saved = decode_topics(raw)
             if raw and saved is None:
                 log.error("%s is damaged: topics whose records retention has removed are lost on"

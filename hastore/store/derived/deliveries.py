@@ -29,7 +29,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, read_or_empty
 from hastore.record.delays import (
     DELAYS_MS,
     MARK_BYTES,
@@ -162,7 +162,7 @@ class Deliveries:
     def load(self, offset: int, synced: bool) -> int:
         """Read the file; return from where the log is needed."""
         del synced  # the file is replaced durably
-        raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
+        raw = read_or_empty(self._fs, self._path)
         self._states, delays_ms = _unpack(raw)
         self._unsaved = bool(self._states) and delays_ms != self._delays_ms
         self._go_back(offset, min(offset, self._queues.loaded_end))

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hastore.errors import UNREADABLE
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, read_or_empty
 from hastore.record.layout import FLAG_IPV6, FLAG_ROLLBACK, HEADER_SIZES, header_struct, offset_of
 from hastore.record.log_format import LogFormat
 from hastore.record.properties import find_property
@@ -165,8 +165,7 @@ class OpenTransactions:
     def load(self, offset: int, synced: bool) -> int:
         """Read the file; return from where the log is needed."""
         del synced  # the file is replaced durably
-        is_there = self._fs.exists(self._path)
-        raw = self._fs.read_bytes(self._path, FILE_BYTES_MAX) if is_there else b""
+        raw = read_or_empty(self._fs, self._path, FILE_BYTES_MAX)
         self._states, self._unsaved = _unpack(raw), False
         self._go_back(offset, min(offset, self._queues.loaded_end))
         return self.end

@@ -17,7 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
-from hastore.fs.filesystem import REAL, File, FileSystem, is_file_name, read_range, size_of
+from hastore.fs.filesystem import (
+    REAL,
+    File,
+    FileSystem,
+    is_file_name,
+    read_or_empty,
+    read_range,
+    size_of,
+)
 from hastore.record.layout import BLANK_SIZE, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC, header_struct
 from hastore.record.log_format import (
     ANY_ENTRIES,
@@ -63,7 +71,7 @@ def committed_index(fs: FileSystem, ledger: str) -> int:
     """Return the last entry that the checkpoint knows to be committed; -1 for none."""
     path = f"{ledger}/checkpoint"
     try:
-        raw = fs.read_bytes(path, _MAX_BYTES) if fs.exists(path) else b""
+        raw = read_or_empty(fs, path, _MAX_BYTES)
     except FileNotFoundError:  # DLedger removes it before it writes it anew
         return -1
     for line in raw.decode("ascii", "replace").splitlines():

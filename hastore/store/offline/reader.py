@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.fs.filesystem import REAL, FileSystem
+from hastore.fs.filesystem import REAL, FileSystem, read_or_empty
 from hastore.record.codec import Record, check_record, decode_record
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat, read_header
@@ -338,7 +338,7 @@ class StoreReader:
     def _hidden(self, limit: int) -> dict[str, int]:
         """Return the topics that were deleted below `limit`, each with the last deletion."""
         low, path = self.min_offset, f"{self.path}/hastore/topics"
-        saved = self._fs.read_bytes(path, FILE_BYTES_MAX) if self._fs.exists(path) else b""
+        saved = read_or_empty(self._fs, path, FILE_BYTES_MAX)
         known = self._queues.queue_range(TOPICS_TOPIC, TOPICS_QUEUE, low, limit) or (0, 0)
         state = (*known, low, zlib.crc32(saved))
         if state == self._begins[0]:

@@ -13,7 +13,7 @@ import struct
 from dataclasses import astuple, dataclass
 
 from hastore.config.model import Mode
-from hastore.fs.filesystem import File, FileSystem
+from hastore.fs.filesystem import File, FileSystem, read_or_empty
 
 _NAMES = frozenset(
     {
@@ -111,7 +111,7 @@ class CheckpointFile:
 
     def load(self) -> Checkpoint:
         """Read the file. Raises OSError."""
-        raw = self._fs.read_bytes(self._path, _PAGE_SIZE) if self._fs.exists(self._path) else b""
+        raw = read_or_empty(self._fs, self._path, _PAGE_SIZE)
         if len(raw) >= _CHECKPOINT.size:
             self.now = Checkpoint(*_CHECKPOINT.unpack_from(raw))
         return self.now

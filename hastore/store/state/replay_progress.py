@@ -14,7 +14,7 @@ import struct
 import threading
 from typing import NamedTuple
 
-from hastore.fs.filesystem import File, FileSystem, sync_all
+from hastore.fs.filesystem import File, FileSystem, read_or_empty, sync_all
 from hastore.store.state.crc_frame import FRAME_BYTES, CrcFrame
 
 _FRAME = CrcFrame(b"HSRP", 1)
@@ -50,7 +50,7 @@ def read_dispatched(fs: FileSystem, path: str) -> int | None:
 
 
 def _read(fs: FileSystem, path: str) -> tuple[bytes, int, int, int, int, int] | None:
-    raw = fs.read_bytes(path, _FILE_SIZE) if fs.exists(path) else b""
+    raw = read_or_empty(fs, path, _FILE_SIZE)
     return _FRAME.read(raw[:_STATE_BYTES], _STATE.unpack)
 
 
