@@ -68,6 +68,7 @@ class FakeStore:
         self.default_queues = default_queues
         self.log = bytearray()
         self.starts: set[int] = set()
+        self.damaged: list[int] = []  # what readers asked to be repaired
         self.units: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.seen: dict[tuple[bytes, bytes], tuple[int, int, int, int]] = {}
         self.min_offset = 0
@@ -295,6 +296,9 @@ class FakeStore:
     def record_bytes(self, offset: int) -> bytes | None:
         record = self.record_at(offset)
         return None if record is None else bytes(self.log[offset : offset + record.size])
+
+    def note_damage(self, offset: int) -> None:
+        self.damaged.append(offset)
 
     def record_at(self, offset: int) -> Record | None:
         return decode_record(self.log, offset) if offset in self.starts else None

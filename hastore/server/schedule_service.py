@@ -70,7 +70,10 @@ IDLE_S = 0.25  # a node that is no master looks so often whether it is
 TICK_S = 1.0  # a master looks at the clock so often: it may be set
 RETRY_S = 0.25  # after a refusal
 _LOOK_MS = 5_000.0  # so often a file of a broker's that is damaged is looked at again
-PATIENCE_MS = 10_000.0  # so long an unreadable message is tried before it counts as lost
+# So long a level waits for messages that cannot be read: the disk may recover, and the scrub gets
+# damaged bytes from another node. After that they count as lost, until this has passed, too.
+PATIENCE_MS = 60_000.0
+_NO_PATIENCE_MS = 600_000.0
 _BATCH_MESSAGES = 64
 _BATCH_BYTES = 256 * 1024
 _UNITS = 64
@@ -128,6 +131,10 @@ class Transfer(Protocol):
         ...
 
 
+class _Unreadable(Exception):
+    """A message cannot be read now. It may be later."""
+
+
 class _Due(NamedTuple):
     """A message whose time has come, as it is appended."""
 
@@ -144,7 +151,8 @@ class _Level:
         self.delay_ms = delay_ms
         self.place = -1  # where the last message waited that was delivered, or given up
         self.at: int | None = None  # the next queue offset
-        self.failing: tuple[int, float] | None = None  # (queue offset, since when in ms)
+        self.failing: int | None = None  # the queue offset of a message that cannot be read
+        self._waits_ms: float | None = None  # since when the level waits for such messages
         self._ends: list[int] = []  # ends of the queue, rising
         self._seen_ms: list[float] = []  # when this master saw them
 
@@ -152,9 +160,27 @@ class _Level:
         """Begin an epoch; messages up to `place` were delivered."""
         self.place = place
         self.at = None
-        self.failing = None
+        self.failing = self._waits_ms = None
         self._ends.clear()
         self._seen_ms.clear()
+
+    def fail(self, queue_offset: int, now_ms: float) -> bool:
+        """Note that a message cannot be read; return whether the level waits for it any longer.
+
+        Many may be damaged, so the patience is for all of them, and not for each.
+        """
+        waits_ms = self._waits_ms
+        if waits_ms is None or now_ms - waits_ms >= PATIENCE_MS + _NO_PATIENCE_MS:
+            waits_ms = self._waits_ms = now_ms
+        self.failing = queue_offset
+        return now_ms - waits_ms < PATIENCE_MS
+
+    def pass_by(self, queue_offset: int, *, is_read: bool) -> None:
+        """Go on behind a message. One that can be read at last renews the patience."""
+        if is_read and self.failing == queue_offset:
+            self._waits_ms = None
+        self.failing = None
+        self.at = queue_offset + 1
 
     def see(self, end: int, now_ms: float) -> None:
         """Note that the queue ends at queue offset `end`, at a monotonic time."""
@@ -476,24 +502,26 @@ class ScheduleMessageService(Service):
             if len(found) >= _BATCH_MESSAGES or room <= 0:
                 return None
             try:
-                record = self._read(level, unit, now_ms)
-            except OSError as failure:
-                if failure.errno != errno.EIO:
-                    raise
-                self._note_refusal(str(failure))
-                level.at = unit.queue_offset  # this level tries it again; the others go on
-                return RETRY_S * 1000.0
-            level.at = unit.queue_offset + 1
-            level.failing = None
+                record = self._read(level, unit)
+            except _Unreadable as why:
+                self._store.reader.note_damage(unit.offset)
+                if level.fail(unit.queue_offset, now_ms):
+                    self._note_refusal(str(why))
+                    level.at = unit.queue_offset  # this level tries it again; the others go on
+                    return RETRY_S * 1000.0
+                self._give_up(unit, str(why))
+                level.pass_by(unit.queue_offset, is_read=False)
+                continue
+            level.pass_by(unit.queue_offset, is_read=True)
             if record is not None:
                 room -= len(record)
                 found.append(_Due(level, unit, record))
         return None
 
-    def _read(self, level: _Level, unit: Unit, now_ms: float) -> bytes | None:
-        """Return a message as it is delivered; None if it never can be.
+    def _read(self, level: _Level, unit: Unit) -> bytes | None:
+        """Return a message as it is delivered; None if it is not to be delivered.
 
-        Raises OSError, StoreError if it may be readable later.
+        Raises _Unreadable if it is damaged, or lies in a bad sector; OSError, StoreError.
         """
         try:
             raw = self._store.reader.record_bytes(unit.offset, unit.size)
@@ -512,13 +540,7 @@ class ScheduleMessageService(Service):
         except (CorruptRecordError, MessageIllegalError, OSError) as failure:
             if isinstance(failure, OSError) and failure.errno != errno.EIO:
                 raise
-            if isinstance(failure, OSError):  # a bad sector: the disk may recover
-                if level.failing is None or level.failing[0] != unit.queue_offset:
-                    level.failing = unit.queue_offset, now_ms
-                if now_ms - level.failing[1] < PATIENCE_MS:
-                    raise
-            self._give_up(unit, str(failure))
-            return None
+            raise _Unreadable(str(failure)) from failure
 
     def _give_up(self, unit: Unit, reason: str) -> None:
         self.lost += 1
@@ -610,7 +632,7 @@ class ScheduleMessageService(Service):
                 " this node names them"
             )
         found += [
-            f"the delayed messages of level {level.number} wait: one cannot be read from the disk"
+            f"the delayed messages of level {level.number} wait: one cannot be read"
             for level in self._levels
             if self._epoch and level.failing is not None
         ]

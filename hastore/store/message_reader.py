@@ -100,7 +100,7 @@ class MessageReader:
     ) -> None:
         """Prepare; `falls()` returns where the log's store times fall (`first_late`).
 
-        `on_damage(offset)` is called in the thread of a pull that meets a damaged record.
+        `on_damage(offset)` is called in the thread that meets a damaged record.
         """
         self._on_damage = on_damage
         self._falls = falls
@@ -488,6 +488,13 @@ class MessageReader:
             return None
         with self._log.view(offset, size) as view:
             return bytes(view) if check_record(view, 0, len(view), offset) == size else None
+
+    def note_damage(self, offset: int) -> None:
+        """Let the record that begins at an offset be repaired: it is there, but cannot be read.
+
+        For offsets that the store itself knows: those that a client names cost a look at the log.
+        """
+        self._on_damage(offset)
 
     def queue_offset_by_time(
         self,

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -562,6 +563,9 @@ def test_a_message_that_says_no_topic_is_given_up_and_the_next_one_is_delivered(
     put_waiting(store, raw, waiting(2, 1), waiting(3, 1, queue_id=77))
     clock.move(1_000)
     settle(service, store)
+    assert not service.lost, "its properties may be damaged, and repaired"
+    clock.move(int(PATIENCE_MS))
+    settle(service, store)
     assert service.lost == 1 and "could not be delivered" in service.problems()[0]
     found = [one for one in records_of(store) if one.topic == "T"]
     assert [(one.body, one.queue_id) for one in found] == [(b"2", 0), (b"3", 0)]
@@ -616,9 +620,38 @@ def test_a_damaged_message_stops_neither_its_level_nor_the_thread(store, clock):
             scribble(path, offsets[number] + chance.randrange(unit.size), chance.randbytes(1))
     clock.move(1_000)
     settle(service, store)
+    clock.move(int(PATIENCE_MS))  # once, not for each of them
+    settle(service, store)
     found = {marked(one.properties).offset for one in delivered_in(store)}
     assert {offsets[n] for n in range(200) if n not in damaged} <= found
     assert service.delivered + service.lost == 200 and len(found) == service.delivered
+
+
+def test_a_damaged_message_waits_for_its_repair(store, clock):
+    service, asked = service_of(Master(store), clock), []
+    store.hooks.on_damage = asked.append
+    offsets = put_waiting(store, *[waiting(n, 1) for n in range(4)], waiting(4, 2))
+    store.wait_dispatched(store.max_offset, 10)
+    path = log_file(store.config.root)
+    sound = Path(path).read_bytes()
+    for number in (1, 3):
+        scribble(path, offsets[number], bytes(8))
+    clock.move(5_000)
+    settle(service, store)
+    assert sorted(one.body for one in delivered_in(store)) == [b"0", b"4"]
+    assert set(asked) == {offsets[1]} and not service.lost
+    assert service.problems() == ["the delayed messages of level 1 wait: one cannot be read"]
+    clock.move(int(PATIENCE_MS) - 1)
+    settle(service, store)
+    scribble(path, offsets[1], sound[offsets[1] : offsets[1] + 8])
+    settle(service, store)
+    clock.move(int(PATIENCE_MS) - 1)  # the next one that is damaged has its own
+    settle(service, store)
+    assert set(asked) == {offsets[1], offsets[3]} and not service.lost
+    scribble(path, offsets[3], sound[offsets[3] : offsets[3] + 8])
+    settle(service, store)
+    assert sorted(one.body for one in delivered_in(store)) == [b"0", b"1", b"2", b"3", b"4"]
+    assert not service.lost and not service.problems()
 
 
 def test_a_damaged_queue_number_does_not_count_for_another_level(store, clock):

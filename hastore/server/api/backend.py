@@ -70,6 +70,10 @@ class ApiReader(PullSource, Protocol):
         """Return the record that begins at an offset; None if there is none."""
         ...
 
+    def note_damage(self, offset: int) -> None:
+        """Let the record that begins at an offset be repaired: it could not be read."""
+        ...
+
     def record_at(self, offset: int) -> Record | None:
         """Return the record that begins at an offset; None if there is none."""
         ...

@@ -208,6 +208,7 @@ class CheckBacks:
                 raise result
             then(result)
         except (CorruptRecordError, MessageIllegalError, OSError) as failure:
+            self._parts.backend.store.reader.note_damage(half.offset)
             self._warn("the open transaction at offset %d waits: %s", half.offset, failure)
 
     # -- asking ------------------------------------------------------------------------------------

@@ -237,12 +237,12 @@ class Transactions:
                 self._read(request, wish, half)
                 return
             except (StoreError, OSError) as failure:
-                self._unreadable(request, failure)
+                self._unreadable(request, half, failure)
                 return
         if raw is None:
             if half.offset >= store.min_offset:
                 text = f"the half message at offset {half.offset} is damaged"
-                self._unreadable(request, CorruptRecordError(text))
+                self._unreadable(request, half, CorruptRecordError(text))
                 return
             raise _failed(f"the half message at offset {half.offset} is not in the log any more")
         self._check(request, raw, wish, half)
@@ -365,14 +365,15 @@ class Transactions:
     ) -> None:
         try:
             if read is not None and isinstance(read[1], Exception):
-                self._unreadable(request, read[1])
+                self._unreadable(request, read[0], read[1])
             else:
                 self._decide(request, wish, read)  # type: ignore[arg-type]
         except RemotingRefusal as refusal:
             request.answer(refusal.code, remark=refusal.remark)
 
-    def _unreadable(self, request: Request, failure: Exception) -> None:
+    def _unreadable(self, request: Request, half: Half, failure: Exception) -> None:
         """Answer that a half message cannot be read now; its transaction stays open."""
+        self._parts.backend.store.reader.note_damage(half.offset)
         _, reason = self._parts.failures.note("a half message", failure)
         if isinstance(request, OwnEnd):
             request.leave_open(reason)  # the disk may recover, or a repair may help

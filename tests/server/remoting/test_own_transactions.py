@@ -349,6 +349,7 @@ def test_a_half_message_that_cannot_be_read_is_not_said_to_be_none(
         done = end(node, client, half)
     text = "is damaged" if failure is None else str(failure)
     assert done.status is Status.TIMEOUT and text in done.reason
+    assert node.backend.store.damaged == [half.physical_offset]
     assert end(node, client, half).status is Status.PUT_OK
     assert len(node.records("T")) == 1
 
