@@ -35,7 +35,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hastore.clock import Clock
 from hastore.config.model import Flush, StoreConfig
@@ -163,6 +163,7 @@ class LogStore:
         self._lock_file = LockFile(fs, self._root)
         self._abort = AbortFile(fs, self._root)
         self._checkpoint = CheckpointFile(fs, self._root)
+        self._noting = threading.Lock()  # for the checkpoint, from its times to the file
         self._limits = LimitsPage(fs, self._root)
         self._keep_more = keep_more
         self._dropping = threading.Lock()  # of what is moved to `hastore/dropped`
@@ -410,6 +411,7 @@ class LogStore:
         )
         self.flush_service.reset(end)
         self.replay.load()
+        self._lower_checkpoint()
 
     def _start(self) -> None:
         self.is_open = True
@@ -461,6 +463,11 @@ class LogStore:
                 raise self._health.fail(what, failure) from failure
         self._keep_more()
         self.replay.flush()
+        with self._noting:
+            self._save_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        """Write to the checkpoint how far everything is synced. Raises OSError, StoreFullError."""
         flushed, old = self.flush_service.flushed_offset, self._checkpoint.now
         # RocketMQ takes all records as synced that are in a file whose first one was stored earlier
         # than these times. So they follow the log where its times fall, and are never in the
@@ -478,6 +485,22 @@ class LogStore:
         )
         if now != old:
             self._checkpoint.save(now, sync=True)
+
+    def _lower_checkpoint(self) -> None:
+        """Let the checkpoint's times cover only records that are there, durably.
+
+        What was cut, or lost in a crash, may come again from a master with the same times, and is
+        not synced then. Raises OSError.
+        """
+        with self._noting:
+            last_ms, old = self._last_store_ms() or 0, self._checkpoint.now
+            now = replace(
+                old,
+                log_timestamp_ms=min(old.log_timestamp_ms, last_ms),
+                queue_timestamp_ms=min(old.queue_timestamp_ms, last_ms),
+            )
+            if now != old:
+                self._checkpoint.save(now, sync=True)
 
     @property
     def broken_reason(self) -> str | None:
@@ -837,6 +860,7 @@ class LogStore:
             # Puts have added records beyond replay's offset to the queue offsets and to the
             # deduplication window. Both are cut to that offset, and replay adds the rest again.
             self.replay.truncate(min(offset, self.replay.dispatched_offset))
+            self._lower_checkpoint()
             self.cuts.note_made(offset)
 
     def _cut_point(self, offset: int) -> int:
@@ -943,7 +967,8 @@ class LogStore:
             if fs.exists(f"{root}/{moved}"):
                 fs.make_dirs(f"{folder}/{moved}".rpartition("/")[0])
                 fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
-        self._checkpoint.forget()
+        with self._noting:
+            self._checkpoint.forget()
         fs.sync_dir(folder)
         fs.sync_dir(root)
         self._limits.restart(0)
@@ -994,6 +1019,7 @@ class LogStore:
         self.replay.reset(offset)
         self._table.advance(offset)
         self._window.advance(offset)
+        self._lower_checkpoint()
 
 
 def _not_ahead(stored_ms: int, old_ms: int, now_ms: int) -> int:

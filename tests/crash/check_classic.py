@@ -33,7 +33,9 @@ def check(fs: RecordingFileSystem, note: Note, chance: random.Random) -> Note:
         version = found_version(parts.store, fs, note)
         store = parts.store
         begin, end = store.min_offset, store.max_offset
-        now = Note((replace(version, begins=frozenset({begin}), synced=end),), note.mending)
+        derived = max(begin, version.derived, *version.begins)
+        after = replace(version, begins=frozenset({begin}), derived=derived, synced=end)
+        now = Note((after,), note.mending)
         fs.promise(now)
         while step(store.replay):
             continue
@@ -43,7 +45,7 @@ def check(fs: RecordingFileSystem, note: Note, chance: random.Random) -> Note:
             check_checkpoint(checkpoint, version, begin, end)
         if not note.mending:
             # Retention removes what is derived from expired records before the records.
-            check_derived(store, version, max(begin, *version.begins), end, chance)
+            check_derived(store, version, derived, end, chance)
         check_positions(parts.kept, version, begin, end)
         check_state(parts, end)
         if chance.random() < 0.3:

@@ -45,6 +45,7 @@ class Version:
     synced: int = 0
     rescued: tuple[tuple[int, bytes], ...] = ()
     whole_from: int = 0  # positions that were committed below this are another node's to state
+    derived: int = 0  # retention may have removed what is derived from records before this
 
 
 @dataclass(frozen=True)

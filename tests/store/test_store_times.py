@@ -20,7 +20,16 @@ from hastore.store.offline.reader import StoreReader
 from hastore.store.state.marker_files import CheckpointFile
 from tests.dledger.store import kit as entries
 from tests.dledger.store.kit import INDEX_BYTES
-from tests.store.kit import FILE_SIZE, HOST, config, message, put
+from tests.store.kit import (
+    FILE_SIZE,
+    HOST,
+    config,
+    crash_copy,
+    log_file,
+    message,
+    put,
+    scribble,
+)
 
 START, HOUR = 1_700_000_000_000, 3_600_000
 SEED_THAT_FAILED = 1033632692  # a clock was set back in files that retention had removed
@@ -364,3 +373,40 @@ def test_the_checkpoint_is_never_in_the_future(kind: Any, tmp_path: Path) -> Non
         clock.now = START + 5
         node.put(2)
         assert kept() == (5, 5)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_checkpoint_covers_no_record_that_is_gone(tmp_path: Path, lost: bool) -> None:
+    """A master may send the same records again, with these times, and they are not synced then."""
+    clock, root = Clock(), tmp_path / "a"
+
+    def times(store: Any) -> tuple[int, int]:
+        found = CheckpointFile(REAL, store.config.root).load()
+        return found.log_timestamp_ms - START, found.queue_timestamp_ms - START
+
+    with opened(Classic, root, clock) as node:
+        node.store._housekeeping.stop()
+        node.put()
+        clock.now = START + HOUR
+        cut = node.put(1)
+        node.store.flush()
+        assert node.store.wait_dispatched(node.store.max_offset, 60)
+        node.store._keep()
+        assert times(node.store) == (HOUR, HOUR)
+        copy = crash_copy(node.store, tmp_path / "b")
+        if not lost:
+            node.store.truncate(cut)
+            assert times(node.store) == (0, 0)
+            node.store._keep()
+            assert times(node.store) == (0, 0)
+            node.store.truncate(0)
+            node.store._keep()
+            assert times(node.store) == (-START, -START)
+    if lost:
+        scribble(log_file(copy), cut, bytes(100))
+        (Path(copy) / "hastore" / "limits").unlink()
+        with opened(Classic, Path(copy), clock) as node:
+            assert node.store.max_offset == cut and times(node.store) == (0, 0)
+            assert node.store.wait_dispatched(cut, 60)
+            node.store._keep()
+            assert times(node.store) == (0, 0)

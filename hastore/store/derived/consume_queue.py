@@ -565,7 +565,8 @@ class ConsumeQueueTable:
         self._refused: set[str] = set()
         self.grown = GrownQueues()
         self.loaded_end = 0  # what `load` returned: every record below it was in the queues
-        self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record dispatched
+        # storeTimestamp of the last record dispatched since the queues were loaded, or cut
+        self.dispatched_timestamp_ms = 0
         self.flushed_timestamp_ms = 0  # its value at the last flush, for the checkpoint
 
     # -- reading -----------------------------------------------------------------------------------
@@ -946,6 +947,7 @@ class ConsumeQueueTable:
         for key, batches in self._batch_queues.items():
             batches.cut(log_end, self._shown_from(key[0]))
         self._settle_begins()
+        self.dispatched_timestamp_ms = self.flushed_timestamp_ms = 0
         self.grown.cuts += 1
 
     def delete_before(self, min_offset: int) -> None:
@@ -978,6 +980,7 @@ class ConsumeQueueTable:
         self._batch_queues.clear()
         self._ids.clear()
         self._begins, self._hidden_end, self._min_offset = {}, 0, 0
+        self.dispatched_timestamp_ms = self.flushed_timestamp_ms = 0
         self._cache.close()
         self.grown.cuts += 1
 
