@@ -42,6 +42,12 @@ ROCKETMQ_PROPERTIES = frozenset(
         "__transactionId__"
     ).split()
 )
+# Of these: what nodes add to a message that is delayed or sent back, of whatever producer
+# (record/delays.py). Such a message has one of the marks.
+NODE_PROPERTIES = frozenset(
+    ("DELAY", "ORIGIN_MESSAGE_ID", "REAL_QID", "REAL_TOPIC", "RETRY_TOPIC", "WAIT")
+)
+NODE_MARKS = frozenset(("HS_DELAYED", "ORIGIN_MESSAGE_ID"))
 _BUCKETS = 128  # of RocketMQ's maps of properties
 _CACHED_NAMES = 32  # the order of more names is not remembered
 _TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)

@@ -40,7 +40,12 @@ from hastore.record.layout import (
     numpy_format,
     offset_of,
 )
-from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES
+from hastore.record.properties import (
+    NODE_MARKS,
+    NODE_PROPERTIES,
+    PRODUCER_PROPERTIES,
+    ROCKETMQ_PROPERTIES,
+)
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -314,7 +319,8 @@ def _as_utf8(array: pa.Array) -> pa.Array:
 
 _NAME_END = 1
 _VALUE_END = 2
-_ROCKETMQ_MARK = "UNIQ_KEY"  # RocketMQ's clients set it in each message; hastore's do not
+# RocketMQ's clients set it in each message; hastore's do not.
+_ROCKETMQ_MARKS = frozenset(("UNIQ_KEY",))
 
 
 @cache
@@ -384,16 +390,21 @@ class PropertyScan:
             found: Bools = pc.is_in(names, values).to_numpy(zero_copy_only=False)
             return found
 
-        of_rocketmq = np.zeros(len(self._starts), np.bool_)
-        of_rocketmq[records[among(pa.array([_ROCKETMQ_MARK]))]] = True
-        reserved = among(_array_of(ROCKETMQ_PROPERTIES)) & of_rocketmq[records]
-        return ~(among(_array_of(PRODUCER_PROPERTIES)) | reserved)
+        def reserved(words: frozenset[str], marks: frozenset[str]) -> Bools:
+            marked = np.zeros(len(self._starts), np.bool_)
+            marked[records[among(_array_of(marks))]] = True
+            return among(_array_of(words)) & marked[records]
+
+        of_rocketmq = reserved(ROCKETMQ_PROPERTIES, _ROCKETMQ_MARKS)
+        of_nodes = reserved(NODE_PROPERTIES, NODE_MARKS)
+        return ~(among(_array_of(PRODUCER_PROPERTIES)) | of_rocketmq | of_nodes)
 
     def headers(self, kind: pa.ListType) -> pa.Array:
         """Return the user's properties of each record in order, as a list of (key, value).
 
-        Left out are the names that hastore's producers set, and in messages of RocketMQ's clients
-        the names that RocketMQ reserves. A record without other properties has null.
+        Left out are the names that hastore's producers set, those that nodes add to a message that
+        is delayed or sent back, and in messages of RocketMQ's clients the names that RocketMQ
+        reserves. A record without other properties has null.
         """
         starts, records, ends = self._pieces()
         name_ends = self._next(self._name_ends, starts, np.full(len(starts), len(self._bytes)))

@@ -14,7 +14,7 @@ from hastore.client.messages import decode_messages
 from hastore.client.producer.preparer import RecordEncoder, pairs_of
 from hastore.errors import Status, UsageError
 from hastore.record.codec import NO_HOST, Host, build_record, decode_record
-from hastore.record.delays import deliver, retry_of, sent_back
+from hastore.record.delays import deliver, put_to_wait, retry_of, sent_back
 from hastore.record.layout import MAX_PROPERTIES_BYTES
 from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES
 from hastore.spark.arrow.batch import BatchBuilder
@@ -246,6 +246,35 @@ def test_what_hastore_adds_to_a_message_is_reserved_and_can_be_left_out(tmp_path
             pairs_of(None, None, {name: "1"})
         with pytest.raises(RowError, match="reserves"):
             list(builder().build(batch([row(headers=[{"key": name, "value": b"1"}])]), 0, 1))
+
+
+def test_what_nodes_add_to_a_message_of_hastore_s_producer_is_no_header():
+    """It has no UNIQ_KEY, delayed, sent back or given up; the sink refuses these names."""
+    users = {"trip": "7", "TTL": "a user's"}
+
+    def record(delay_level=None):
+        pairs = pairs_of("k", "a", users, delay_level)
+        pairs += [("HS_PID", "p"), ("HS_SEQ", "1")]
+        return build_record(
+            "T", b"x", queue_id=0, born_timestamp_ms=1, born_host=NO_HOST, properties=pairs
+        )
+
+    def headers_of(properties):
+        end = np.array([len(properties)])
+        scan = PropertyScan(pa.py_buffer(properties), np.array([0]), end)
+        [headers] = scan.headers(HEADERS).to_pylist()
+        return {one["key"]: one["value"].decode() for one in headers}
+
+    plain = decode_record(record())
+    assert headers_of(plain.properties) == users  # these are the user's own
+    delayed = deliver(put_to_wait(record(delay_level=3), 18)).record
+    again = retry_of(plain, "G", level=0, times_max=16, retry_queue=0)
+    given_up = retry_of(plain, "G", level=-1, times_max=16, retry_queue=0)
+    retried = deliver(sent_back(plain, again)).record
+    for raw in (delayed, retried, sent_back(plain, given_up)):
+        properties = decode_record(raw).properties
+        assert b"REAL_TOPIC" in properties or b"RETRY_TOPIC" in properties
+        assert headers_of(properties) == users
 
 
 def test_every_form_of_strings_and_bytes_is_taken():
