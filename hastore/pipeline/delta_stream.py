@@ -119,6 +119,12 @@ class DeltaBatches:
                     f"partition_by has {name!r}, and the batch has no column of that name that is "
                     "a text, a whole number, a date or a boolean"
                 )
+        by = set(self.partition_by)
+        if len(by) < len(self.partition_by) or by.issuperset(schema.names):
+            raise UsageError(
+                f"partition_by is {list(self.partition_by)}: it names each column once, and at "
+                "least one column of the batch must be left for the files, or rows would be lost"
+            )
         if not is_bucket(root):
             os.makedirs(root, exist_ok=True)
         write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = _BatchWriter(

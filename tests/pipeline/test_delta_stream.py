@@ -140,6 +140,15 @@ def test_batches_of_other_columns_than_the_tables_are_refused(tmp_path):
     assert rows_of(target) == 5
 
 
+@pytest.mark.parametrize("by", [["topic"], ["topic", "topic"]])
+def test_a_table_has_a_column_that_does_not_partition_it_and_each_of_those_once(tmp_path, by):
+    """A file without a column has no rows: all of the batch would be gone, without an error."""
+    batch = BATCH.select(["topic", "n"] if len(by) > 1 else ["topic"])
+    with pytest.raises(UsageError, match="partition_by"):
+        DeltaBatches(str(tmp_path / "table"), by)(Frame("q", batch), 0)
+    assert not (tmp_path / "table").exists()
+
+
 def test_wrong_targets_are_refused_at_once(tmp_path):
     for target, text in (("gs://a/b", "also take s3"), ("s3://", "BUCKET/FOLDER"), ("", "empty")):
         with pytest.raises(UsageError, match=text):
