@@ -26,6 +26,7 @@ from hastore.pipeline.plots import OTHERS, SHOWN_MS, draw
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import Start, Stopwatch, run_action
 from hastore.pipeline.where import Where
+from hastore.spark.options.offsets import parse_instant
 from hastore.spark.read.planning import open_backend, select
 
 TIMESTAMP_MAX_MS = (2**63 - 1) // 1000  # the source's times are not farther from 1970
@@ -51,11 +52,19 @@ class StatsOptions:
     lag_only: bool = False  # only the lag of running nodes; no message is read
 
     def limits(self) -> dict[str, str]:
-        """Return the times as options of the source."""
-        limits = {"startingTimestamp": self.since, "endingTimestamp": self.until}
+        """Return the times as options of the source; those without a zone are in UTC.
+
+        The session need not be in UTC, so the source gets milliseconds. Raises UsageError.
+        """
+        times = {"startingTimestamp": self.since, "endingTimestamp": self.until}
+        limits = {
+            name: str(parse_instant(name, text, "UTC").timestamp_ms)
+            for name, text in times.items()
+            if text is not None
+        }
         if self.since is not None:  # a queue may have no message since then
             limits["startingOffsetsByTimestampStrategy"] = "latest"
-        return {name: value for name, value in limits.items() if value is not None}
+        return limits
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ from hastore.pipeline import lag, running
 from hastore.pipeline.compact import COLUMNS
 from hastore.pipeline.export import export
 from hastore.pipeline.read_positions import end_positions, positions_as_json
+from hastore.pipeline.stats import StatsOptions
 from hastore.pipeline.target import Target
 from hastore.pipeline.where import Where
+from hastore.spark.options.offsets import GlobalTimestamp
+from hastore.spark.options.source_options import parse_options
 from hastore.spark.read.planning import open_backend
 from tests.pipeline.test_export_commits import SPARK, run_here
 from tests.spark.stores import numbered, write_store
@@ -89,6 +92,16 @@ def test_figures_of_a_time_without_messages(store, run):
     """Also if only some of the queues have none, which is no error."""
     found = run("stats", "--path", store, "--since", "2030-01-01T00:00:00Z")
     assert (found["topics"], found["minutes"], found["lag"]) == ([], [], [])
+
+
+def test_limits_of_figures_are_in_utc_whatever_the_zone_of_the_session():
+    """One that spark-submit or a notebook made need not be in UTC."""
+    limits = StatsOptions("2026-11-22T10:00:00", "2026-11-22T12:00:00.0001+01:00").limits()
+    for zone in ("UTC", "America/New_York"):
+        parsed = parse_options(Where("store").options(limits), zone)
+        assert parsed.limits.start == GlobalTimestamp(1_795_341_600_000)
+        assert parsed.limits.end == GlobalTimestamp(1_795_345_200_001)
+        assert parsed.assumed_zone is None
 
 
 class FakeNodes:
