@@ -258,10 +258,10 @@ class UrlTarget:
     def new(self, name: str) -> Iterator[Writer]:
         """Write a new object."""
         path = f"{self._root}/{name}"
-        with self._named():
+        with self._named(writes=True):
             self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
         try:
-            with self._named(), self._fs.open(path, "wb") as file:
+            with self._named(writes=True), self._fs.open(path, "wb") as file:
                 yield file
         except BaseException:
             with contextlib.suppress(Exception):  # it is in the way of nobody; the next run tries
@@ -279,7 +279,7 @@ class UrlTarget:
     def replace(self, name: str, data: bytes) -> None:
         """Write a small object; what is torn because the place cannot do it at once is no JSON."""
         path = f"{self._root}/{name}"
-        with self._named():
+        with self._named(writes=True):
             self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
             self._fs.pipe_file(path, data)
 
@@ -300,13 +300,19 @@ class UrlTarget:
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Turn whatever a file system of fsspec raises into a StoreError."""
+    def _named(self, *, writes: bool = False) -> Iterator[None]:
+        """Turn whatever a file system of fsspec raises into a StoreError.
+
+        Not that an object is not there. But whoever `writes` makes it: then its place is gone, such
+        as a bucket.
+        """
         try:
             yield
-        except (FileNotFoundError, HastoreError):
+        except HastoreError:
             raise
         except Exception as failure:  # each of them has errors of its own
+            if isinstance(failure, FileNotFoundError) and not writes:
+                raise
             full = isinstance(failure, OSError) and failure.errno in NO_ROOM
             text = f"{self.name}: {type(failure).__name__}: {failure}"
             raise (StoreFullError(text) if full else StoreError(text)) from failure

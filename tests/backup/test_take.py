@@ -471,6 +471,26 @@ def test_a_place_that_fsspec_reaches(node):
     assert "is missing" in verify_backup(target).problems[0]
 
 
+def test_a_url_whose_place_is_gone_is_named_and_not_the_log(node, monkeypatch):
+    """As a bucket that nobody has made: several file systems say then that no file is found."""
+    pytest.importorskip("fsspec")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def gone(*_args, **_options):
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    url = f"memory://gone/{id(node)}"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "open", gone)
+        with pytest.raises(StoreError, match=f"{url}: .*bucket does not exist"):
+            take(node.config, url)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", gone)
+        with pytest.raises(StoreError, match=f"{url}: .*bucket does not exist"):
+            take(node.config, url)
+    assert take(node.config, url).manifest.end_offset == node.store.max_offset
+
+
 def test_a_pace_bounds_the_rate_and_makes_up_for_no_time_lost():
     """At 10 MB a second; another task holds the copy up for three seconds after the first one."""
     now, waits = [0.0], []
