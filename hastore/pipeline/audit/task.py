@@ -115,6 +115,7 @@ class _Comparison:
         self._a = a
         self._b = b
         self._found = TaskResult()
+        self._digests_of: dict[int, bytes] = {}  # of the equal ranges, by their start
 
     def compare(self) -> TaskResult:
         mismatches: list[tuple[int, int]] = []
@@ -124,11 +125,13 @@ class _Comparison:
             if digest is None:
                 mismatches.append((start, end))
             elif isinstance(digest, bytes):
-                self._found.digests += digest
+                self._digests_of[start] = digest
             elif digest.end < end:
                 mismatches.append((digest.end, end))
         for start, end in mismatches:
             self._mismatch(start, end)
+        # A range whose bytes have settled meanwhile was compared after later ones.
+        self._found.digests = b"".join(self._digests_of[at] for at in sorted(self._digests_of))
         return self._found
 
     def _digests(self, ranges: list[tuple[int, int]]) -> Iterator[bytes | Skipped | None]:
@@ -186,7 +189,7 @@ class _Comparison:
                 self._begin_digests(start, end)
                 digest = self._finish_digests(start, end)
                 if isinstance(digest, bytes):
-                    found.digests += digest
+                    self._digests_of[start] = digest
                 if digest is not None:
                     return
                 continue

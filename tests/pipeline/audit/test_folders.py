@@ -331,6 +331,7 @@ def test_a_cut_meanwhile_is_not_a_difference_but_the_audit_is_incomplete(
     }
 
 
+@pytest.mark.usefixtures("_ranges")
 def test_bytes_that_settle_are_compared_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
