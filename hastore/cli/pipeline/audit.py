@@ -89,6 +89,11 @@ def _judge(summary: "Summary") -> int:
             "the log was cut meanwhile: run the audit again"
         )
         return FAILED
+    if not summary.bytes and summary.start < summary.end:
+        print_error(
+            "nothing was compared: what both sides had was removed meanwhile; run the audit again"
+        )
+        return FAILED
     return DONE
 
 
@@ -127,7 +132,7 @@ def _show(summary: "Summary") -> None:
         print_text(f"ranges that differ: {text}" + (f" and {more:,} more" if more else ""))
     if summary.equal and summary.bytes:
         print_text("equal" + (f", digest {summary.digest}" if summary.digest else ""))
-    if not summary.bytes:
+    if summary.start == summary.end:
         print_note("both logs are empty")
 
 

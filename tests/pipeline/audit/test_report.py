@@ -2,7 +2,11 @@
 
 import base64
 
-from hastore.cli.pipeline.audit import _bodies, side_by_side
+import pytest
+
+from hastore.cli.pipeline.audit import _bodies, _judge, _show, side_by_side
+from hastore.pipeline.audit.job import NotCompared, Summary
+from hastore.pipeline.audit.sides import FOLDER, Extent
 
 
 def encoded(*bodies):
@@ -47,3 +51,17 @@ def test_a_character_of_several_bytes_is_not_cut():
 def test_bytes_that_are_no_text_are_shown_by_their_numbers():
     a, b = _bodies(*encoded(b"\xff\x00" * 300 + b"1", b"\xff\x00" * 300 + b"2"))
     assert a != b and "\\xff" in a
+
+
+@pytest.mark.parametrize(("end", "code"), [(0, 0), (5000, 1)])
+def test_an_audit_that_compared_nothing_of_a_log_has_failed(end, code, capsys):
+    """As when retention removes it first: then nobody knows whether both are equal."""
+    one, other = (Extent(name, FOLDER, 0, end, "readable offset", end) for name in ("/a", "/b"))
+    found = Summary(one, other, "xxh3-128", 0, end, equal=True, complete=True)
+    if end:
+        found.not_compared = [NotCompared(0, end, "/b removed it by retention")]
+    _show(found)
+    assert _judge(found) == code
+    said = capsys.readouterr().err
+    assert ("both logs are empty" in said) == (not end)
+    assert ("nothing was compared" in said) == bool(end)
