@@ -8,6 +8,7 @@ exact, and a larger one is rounded to the middle of a bucket, 0.8 % away at most
 Lag is what was sampled of running nodes (lag.py): a log does not tell how late its copies were.
 """
 
+import math
 import os
 import shutil
 import uuid
@@ -166,6 +167,8 @@ def check_stats(where: Where, options: StatsOptions) -> None:
     """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
     if options.sample_s and where.servers is None:
         raise UsageError("--sample needs --servers: a store alone does not know its replicas")
+    if math.isinf(options.sample_s):
+        raise UsageError("--sample has no end; give a number of seconds")
     if options.lag_only and where.servers is None:
         raise UsageError("--lag-only needs --servers: a store alone does not know its replicas")
     if options.lag_only and options.parquet is not None:
