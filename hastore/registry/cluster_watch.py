@@ -41,6 +41,8 @@ class ClusterWatch(SessionService):
     def __init__(self, cluster: ClusterAddress, tls: TlsContexts | None, clock: Clock) -> None:
         super().__init__("ClusterWatch", on_failure=raise_failure)
         self.groups: Mapping[str, GroupSeen] = {}
+        # Why groups are not among these that are there: no node of them could be read, ever.
+        self.unread: Mapping[str, str] = {}
         self.problem: str | None = f"{SCHEME}{cluster.servers} has not answered yet"
         self.heard = threading.Event()  # ZooKeeper has been read, or is out of reach
         # Also those without addresses: a new group is there before its first node is.
@@ -79,7 +81,7 @@ class ClusterWatch(SessionService):
         fired, everything = session.take_fired(), now >= self._next_all_ms
         if everything:
             self._next_all_ms = now + ALL_MS
-        refused, groups = None, dict(self._found)
+        refused, unread, groups = None, {}, dict(self._found)
         if everything or self._path in fired:
             names = sorted(session.children(self._path))[:MAX_GROUPS]
             groups = {name: groups.get(name, GroupSeen((), ())) for name in names}
@@ -93,8 +95,11 @@ class ClusterWatch(SessionService):
                     raise
                 except RegistryError as failure:  # the others are followed all the same
                     refused = str(failure)
+                    if not known.addresses:
+                        unread[name] = refused
         self._found = groups
         self.groups = {name: one for name, one in groups.items() if one.addresses}
+        self.unread = unread  # after the groups: one that can be read now is in one of both
         self.problem = refused
         if not self.groups and refused is None:
             self.problem = (
@@ -104,9 +109,14 @@ class ClusterWatch(SessionService):
         self.heard.set()
 
     def _read_group(self, session: Session, name: str, path: str) -> GroupSeen | None:
-        children = session.children(path)
-        entries = read_entries(session, path, numbers_in(children)[:MAX_NODES], lambda _why: None)
+        """Return a group; None without nodes. Raises RegistryError if none of them can be read."""
+        children, whys = session.children(path), list[str]()
+        numbers = numbers_in(children)[:MAX_NODES]
+        entries = read_entries(session, path, numbers, whys.append)
         addresses = addresses_of(entries, self._cluster.cluster, name)
+        if numbers and not addresses:
+            why = whys[0] if whys else "correct the objects of its nodes, or delete them"
+            raise RegistryError(f"no object of a node in {path} can be read: {why}")
         notes = []
         for node in sorted(noted_nodes(children)):
             found = session.get(f"{path}/{PREFIX}{node}")

@@ -110,9 +110,36 @@ def test_a_group_that_may_not_be_read_hides_no_other() -> None:
     watch.read(tree)
     assert list(watch.groups) == ["g0", "g2"]
     assert watch.problem == f"ZooKeeper refuses access to {PATH}/g1"
+    assert watch.unread == {"g1": watch.problem}
     tree.refused.clear()
     watch.read(tree)
     assert list(watch.groups) == ["g0", "g1", "g2"] and watch.problem is None
+    assert watch.unread == {}
+    tree.refused.add(f"{PATH}/g1")
+    tree.put(f"{PATH}/g1/2", entry(9))
+    watch.read(tree)
+    assert watch.problem is not None and watch.unread == {}, "what was known of it stays"
+
+
+def test_a_group_of_which_no_node_can_be_read_is_not_taken_for_one_without_nodes() -> None:
+    tree: Any = Tree()
+    tree.put(f"{PATH}/g0")
+    tree.put(f"{PATH}/g0/1", entry(1))
+    tree.put(f"{PATH}/g1")
+    watch = ClusterWatch(parse_cluster_address("zk://127.0.0.1:1/shop"), None, SYSTEM_CLOCK)
+    watch.read(tree)
+    assert watch.unread == {}, "its first node comes later"
+    tree.put(f"{PATH}/g1/1", entry(2))
+    tree.refused.add(f"{PATH}/g1/1")
+    watch.read(tree)
+    assert list(watch.unread) == ["g1"] and "refuses access" in watch.unread["g1"]
+    tree.refused.clear()
+    tree.put(f"{PATH}/g1/1", b"damaged")
+    watch.read(tree)
+    assert list(watch.unread) == ["g1"] and watch.problem == watch.unread["g1"]
+    tree.put(f"{PATH}/g1/1", entry(2))
+    watch.read(tree)
+    assert list(watch.groups) == ["g0", "g1"] and watch.unread == {} and watch.problem is None
 
 
 class Notes:

@@ -65,6 +65,11 @@ class ClusterGroups:
         """The groups by name."""
         return self._watch.groups
 
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Why groups are not among `groups` that are there: no node of them could be read, ever."""
+        return self._watch.unread
+
     def with_topic(self, topic: str) -> list[str]:
         """Return the groups that have a topic for producers; all of them if none has it."""
         groups = self.groups

@@ -69,12 +69,17 @@ class _Groups:
         """Follow ZooKeeper no more."""
         self._found.stop(1.0)
 
-    def parts(self) -> dict[int, Any]:
+    def parts(self, *, whole: bool = False) -> dict[int, Any]:
         """Return the part of each group that is known by now.
 
-        Raises UnreachableError if no group is known, UsageError for two groups with one number.
+        Raises UnreachableError if no group is known, or, with `whole`, if one of them cannot be
+        read in ZooKeeper; UsageError for two groups with one number.
         """
         self._found.wait_heard(self._patience.first_s)
+        unread = self._found.unread
+        if whole and unread:
+            name = min(unread)
+            raise UnreachableError(f"group {name} of {self.where} is not found: {unread[name]}")
         for name, seen in self._found.groups.items():
             number = number_of(name)
             if number not in self._parts:
@@ -216,7 +221,7 @@ class ClusterBackend(_OfGroups):
 
     def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
         """Return the queues of every group; raises UnreachableError if a group does not answer."""
-        parts = self._known.parts()
+        parts = self._known.parts(whole=True)
         return _joined((number, part.available(topics)) for number, part in parts.items())
 
     def readable(
@@ -254,6 +259,7 @@ class ClusterHead(_OfGroups):
         self._groups = _Groups(
             cluster, security, patience, lambda at: ServerHead(at, security, patience)
         )
+        self._begun = False
 
     @property
     def _known(self) -> _Groups:
@@ -273,7 +279,9 @@ class ClusterHead(_OfGroups):
 
     def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
         """Return the queues of every group; raises UnreachableError if a group does not answer."""
-        parts = self._groups.parts()
+        # A group that comes later is read from its first message, once it can be.
+        parts = self._groups.parts(whole=not self._begun)
+        self._begun = True
         return _joined((number, part.available(topics)) for number, part in parts.items())
 
     def locate(
