@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hastore.client import Consumer
 from hastore.client.connections.bootstrap import parse_bootstrap
-from hastore.client.connections.requester import Answer, Requester, expect
+from hastore.client.connections.requester import Answer, Requester, Steps, expect
 from hastore.client.consumer.range_reader import Chunk, RangeReader
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError, UsageError
+from hastore.errors import (
+    ClientError,
+    CorruptRecordError,
+    PositionLostError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.ha.rules.epochs import Standing
 from hastore.protocol import api
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
@@ -48,6 +53,8 @@ WARN_S = 30.0  # a call that waits so long says so in the log
 RETRY_S = 0.1  # after a refusal, as of a node that cuts its log or stops
 # Refused again later too.
 _FINAL = frozenset({"CorruptRecordError", "UsageError", "InternalError", "FORBIDDEN"})
+TIME_TRIES = 6  # of a search by time that a node cuts short
+TIME_PAUSE_S = 1.0  # after the first of them; longer after each
 _BY_NAME_MAX = 8  # of more topics, all are asked for at once
 
 
@@ -58,16 +65,52 @@ def offset_by_time(
     timestamp_ms: int,
     timeout_s: float = DEFAULT_PATIENCE.later_s,
 ) -> int | None:
-    """Return the first offset stored at or after the instant; None if all are older."""
-    topic, queue_id = partition
-    with Consumer(
-        topic, bootstrap, queues=[queue_id], security=security, timeout_s=timeout_s
-    ) as consumer:
-        consumer.seek_to_latest()
-        end = consumer.position(queue_id).queue_offset
-        consumer.seek_to_time(timestamp_ms)
-        found = consumer.position(queue_id).queue_offset
-    return found if found < end else None
+    """Return the first offset stored at or after the instant; None if all are older.
+
+    Raises ClientError if the node cuts its search short each time, and UnreachableError.
+    """
+    requester = Requester(parse_bootstrap(bootstrap), SYSTEM_CLOCK, security)
+    try:
+        return requester.run_steps(_by_time(requester, partition, timestamp_ms, timeout_s))
+    finally:
+        requester.close()
+
+
+def _by_time(
+    requester: Requester, partition: TopicPartition, timestamp_ms: int, timeout_s: float
+) -> Steps[int | None]:
+    """Ask until a search has come to its end.
+
+    What a node has when it cuts a search short lies before the message that is looked for. As an
+    end of a read it would leave messages out, without an error.
+    """
+    deadline = requester.deadline(timeout_s)
+    for number in range(TIME_TRIES):
+        if number:
+            yield from requester.pause(min(TIME_PAUSE_S * number, requester.left_s(deadline)))
+        yield from requester.survey(requester.left_s(deadline))
+        maps = requester.cluster.maps
+        order = sorted(maps, key=lambda a: (maps[a].writable, maps[a].readable_offset))[::-1]
+        reply, _ = yield from requester.ask_in_turn(
+            order, lambda rid: api.AskTopics(rid, partition.topic), deadline
+        )
+        queues = expect(api.Topics, reply).topics.get(partition.topic, {})
+        if partition.partition not in queues:
+            return None
+        reply, _ = yield from requester.ask_in_turn(
+            order, lambda rid: api.FindTime(rid, *partition, timestamp_ms), deadline
+        )
+        if isinstance(reply, api.Failed) and reply.status == "BUSY":
+            continue
+        found = expect(api.TimeFound, reply)
+        if not found.cut_short:
+            end = queues[partition.partition][1]
+            return found.queue_offset if found.queue_offset < end else None
+    raise ClientError(
+        f"a node's search for the first message of {partition} stored at {timestamp_ms} or later "
+        f"was cut short {TIME_TRIES} times, because its disk is slow or its clock was set back "
+        "often: try again, or limit the read by offsets"
+    )
 
 
 _SIZE = header_struct("size")

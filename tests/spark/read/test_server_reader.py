@@ -6,7 +6,7 @@ import pytest
 
 from hastore.client.consumer import range_reader
 from hastore.config.model import ApiConfig
-from hastore.errors import PositionLostError, UnreachableError, UsageError
+from hastore.errors import ClientError, PositionLostError, UnreachableError, UsageError
 from hastore.record.codec import Host, build_record
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
@@ -18,6 +18,9 @@ from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
+from hastore.spark.options.source_options import parse_options
+from hastore.spark.read import servers
+from hastore.spark.read.planning import plan
 from hastore.spark.read.servers import ServerBackend
 from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
@@ -98,6 +101,31 @@ def test_ranges_and_offsets_by_time_come_from_the_node():
         times = [backend.offset_by_time(TopicPartition("t", 0), ms) for ms in (0, 2**40 * 2)]
     assert available == {TopicPartition("t", 0): (0, 5), TopicPartition("t", 1): (0, 5)}
     assert times == [0, None]
+
+
+def test_a_search_by_time_that_a_node_has_cut_short_is_no_limit(monkeypatch):
+    """It ends before the message: an end there would leave out messages without an error."""
+    node = FakeBackend()
+    fill(node.store, 40)
+    cut_short = [2]
+    search = node.store.queue_offset_by_time
+
+    def found(*args):
+        node.store.time_spent = cut_short[0] > 0
+        cut_short[0] -= 1
+        return search(*args)
+
+    node.store.queue_offset_by_time = found
+    monkeypatch.setattr(servers, "TIME_PAUSE_S", 0.01)
+    with serving(node) as bootstrap, ServerBackend(bootstrap, True) as backend:
+        options = {"hastore.bootstrap.servers": bootstrap[0], "subscribe": "t"}
+        read = parse_options({**options, "endingTimestamp": str(2**41)})
+        pieces = plan(backend, read)
+        assert [(p.partition, p.start, p.end) for p in pieces] == [(0, 0, 20), (1, 0, 20)]
+        cut_short[0] = 1_000
+        with pytest.raises(ClientError, match=r"t-0 .* cut short .* by offsets"):
+            plan(backend, read)
+        assert cut_short[0] == 1_000 - servers.TIME_TRIES
 
 
 def test_a_slave_is_read_first_and_the_master_if_it_lags(monkeypatch):
