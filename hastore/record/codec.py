@@ -277,6 +277,22 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
     return parts[0]
 
 
+def stated_time_ms(buffer: Buffer, at: int, end: int, physical_offset: int) -> int | None:
+    """Return when the record at `at` was stored, as its header states; raises nothing.
+
+    Returns None if no header of a record is there that ends at or before `end`. Its body and its
+    properties may be damaged.
+    """
+    if end - at < MIN_RECORD_SIZE:
+        return None
+    size, magic, _, _, _, _, physical, flags = _unpack_prefix(buffer, at)
+    whole = MIN_RECORD_SIZE <= size <= min(end - at, MAX_RECORD_SIZE)
+    if physical != physical_offset or not whole or magic not in (V1_MAGIC, V2_MAGIC):
+        return None
+    (stored,) = _LONG.unpack_from(buffer, at + store_at(flags))
+    return int(stored)
+
+
 def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
     """Return the size of the record at `at` if it is undamaged but RocketMQ made it unreadable.
 

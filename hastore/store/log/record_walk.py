@@ -4,18 +4,10 @@ Cuts, retention and reads use these functions, which change nothing. Recovery, w
 byte, has its own scan (recovery.py).
 """
 
-from hastore.record.layout import (
-    BLANK_SIZE,
-    HEADER_SIZES,
-    MIN_RECORD_SIZE,
-    V1_MAGIC,
-    V2_MAGIC,
-    header_struct,
-    store_at,
-)
+from hastore.record.codec import stated_time_ms
+from hastore.record.layout import BLANK_SIZE, HEADER_SIZES, MIN_RECORD_SIZE
 from hastore.store.log.commit_log import CommitLog
 
-_HEAD = header_struct("size", "magic", "physical_offset", "sys_flag")
 _HEADER_BYTES_MAX = max(HEADER_SIZES.values())
 _SKIPPED_MAX = 1000  # entries without a record before the first one of a file that has one
 
@@ -29,11 +21,7 @@ def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
     with log.view(offset, _HEADER_BYTES_MAX) as view:
         if len(view) < MIN_RECORD_SIZE:
             return None
-        size, magic, physical, flags = _HEAD.unpack_from(view)
-        at = store_at(flags)
-        stored = int.from_bytes(view[at : at + 8], signed=True)
-    whole = MIN_RECORD_SIZE <= size <= log.max_offset - offset and physical == offset
-    return stored if whole and magic in (V1_MAGIC, V2_MAGIC) else None
+        return stated_time_ms(view, 0, log.max_offset - offset, offset)
 
 
 def first_store_timestamp_ms(log: CommitLog, offset: int) -> int | None:

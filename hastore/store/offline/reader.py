@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.fs.filesystem import REAL, FileSystem, read_or_empty
-from hastore.record.codec import Record, check_record, decode_record
+from hastore.record.codec import Record, check_record, decode_record, stated_time_ms
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat, read_header
 from hastore.record.topic_records import (
@@ -39,6 +39,9 @@ from hastore.store.state.limits import read_limits
 from hastore.store.state.time_falls import read_falls
 
 __all__ = ["LogFile", "QueueUnits", "StoreReader"]
+
+DAMAGED_MAX = 1_000  # records in a row that a search by time looks at, if they do not say theirs
+_LATE_MS = 2**63 - 1
 
 
 class StoreReader:
@@ -313,15 +316,44 @@ class StoreReader:
         limit = self.limit_offset
 
         def is_late(queue_offset: int) -> bool:
-            found = self.queue_units(topic, queue_id, queue_offset, queue_offset + 1, limit=limit)
-            record = self.record_at(found.offsets[0], limit) if found.offsets else None
-            return record is not None and record.store_timestamp_ms >= timestamp_ms
+            stored = self._stored_ms(topic, queue_id, queue_offset, limits[1], limit)
+            return stored is not None and stored >= timestamp_ms
 
         falls = read_falls(self._fs, self.path)
         return first_late(
             *limits, falls, timestamp_ms,
             lambda offset: self._first_at(topic, queue_id, offset, limits[1]), is_late,
         )  # fmt: skip
+
+    def _stored_ms(
+        self, topic: str, queue_id: int, queue_offset: int, end: int, limit: int
+    ) -> int | None:
+        """Return when a record was stored, or, if it does not say, the next one below `end`.
+
+        A damaged record must not count as an old one: a search would step over all before it. If
+        there is none after it, it counts as a late one. Returns None without a unit. Raises
+        CorruptRecordError if DAMAGED_MAX records in a row do not say.
+        """
+        for start, stop in ((0, 1), (1, DAMAGED_MAX)):
+            units = self.queue_units(
+                topic, queue_id, queue_offset + start, min(queue_offset + stop, end), limit=limit
+            )
+            for offset in units.offsets:
+                file = self._file_of(offset)
+                if file is None or offset >= limit:
+                    return None
+                data, at = self._map(file), offset - file.start
+                stored = stated_time_ms(data, at, min(file.size, limit - file.start), offset)
+                if stored is not None:
+                    return stored
+            if not start and not units:
+                return None
+        if queue_offset + DAMAGED_MAX >= end:
+            return _LATE_MS
+        raise CorruptRecordError(
+            f"{self.path}: no record's header is at offset {offset}, nor in the {DAMAGED_MAX - 1}"
+            f" records before it in queue {queue_id} of {topic!r}; see `hastore log verify`"
+        )
 
     def _first_at(self, topic: str, queue_id: int, offset: int, otherwise: int) -> int:
         found = self._queues.queue_range(topic, queue_id, offset, self.limit_offset)

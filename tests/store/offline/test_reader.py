@@ -10,6 +10,7 @@ from hastore.errors import CorruptRecordError, StoreError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.record.codec import encode_record
 from hastore.store.derived.consume_queue import ConsumeQueueTable
+from hastore.store.offline import reader as reading
 from hastore.store.offline.reader import StoreReader
 from hastore.store.state.limits import Limits, LimitsPage
 from tests.store.derived_files import Derived
@@ -102,6 +103,47 @@ def test_units_of_a_range(tmp_path: Path) -> None:
     assert reader.queue_offset_by_time("Topic", 0, START_MS + 1000) == 5
     with pytest.raises(UsageError):
         reader.queue_units("../commitlog", 0)
+
+
+@pytest.mark.parametrize("damage", [(90, b"\xff"), (0, bytes(91))])
+def test_a_search_by_time_steps_over_no_message_because_another_one_is_damaged(
+    tmp_path: Path, damage: tuple[int, bytes]
+) -> None:
+    """In its body, or in its header, so that nobody knows its time."""
+    at, data = damage
+    log = MemoryLog()
+    own = [record for record in fill(log, 40) if record.queue_id == 0]
+    times = [record.store_timestamp_ms for record in own]
+    with store_of(tmp_path, log) as reader:
+        assert [reader.queue_offset_by_time("Topic", 0, ms) for ms in times] == [*range(20)]
+    for bad, record in enumerate(own):
+        damaged = MemoryLog()
+        damaged.data = bytearray(log.data)
+        damaged.data[record.physical_offset + at : record.physical_offset + at + len(data)] = data
+        write_log(tmp_path, damaged)
+        with StoreReader(str(tmp_path)) as opened:
+            if opened.limit_offset < log.max_offset:
+                continue  # the last record
+            found = [opened.queue_offset_by_time("Topic", 0, ms) for ms in times]
+        near = [number - (at == 0 and number == bad + 1) for number in range(20)]
+        assert found == near, bad
+
+
+def test_a_search_by_time_among_damaged_records_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "DAMAGED_MAX", 3)
+    log = MemoryLog()
+    own = [record for record in fill(log, 60) if record.queue_id == 0]
+    store_of(tmp_path, log).close()
+    for record in own[5:25]:
+        log.data[record.physical_offset : record.physical_offset + 8] = bytes(8)
+    write_log(tmp_path, log)
+    with (
+        StoreReader(str(tmp_path)) as reader,
+        pytest.raises(CorruptRecordError, match="no record's header is at offset"),
+    ):
+        reader.queue_offset_by_time("Topic", 0, START_MS)
 
 
 def test_queues_shorter_or_longer_than_the_log(tmp_path: Path) -> None:
