@@ -50,6 +50,7 @@ READ_BYTES_MAX = 64 * 1024 * 1024  # of them
 _HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # in one pull
+_LONG_AGO_MS = -(2**63)  # before every time
 COLD_MS = 20.0  # after this time of cold reads, a pull returns the records read so far
 _FEWER = 8  # if the disk cannot read a pull's records, an eighth of them is tried
 _VIEWS_AT_ONCE = 256  # views of a map; 700 new objects would start Python's garbage collector
@@ -511,12 +512,21 @@ class MessageReader:
         offset or one before it.
         """
         found = self._queues.find_by_time(
-            topic, queue_id, timestamp_ms, self.stored_ms, self._falls(), is_spent
+            topic, queue_id, timestamp_ms, self._time_of, self._falls(), is_spent
         )
         return 0 if found is None else found
 
+    def _time_of(self, offset: int) -> int | None:
+        """Return as `stored_ms` does; but a record that is gone is older than any time."""
+        stored = self.stored_ms(offset)
+        is_there = self._log.min_offset <= offset < self._log.max_offset
+        return _LONG_AGO_MS if stored is None and not is_there else stored
+
     def stored_ms(self, offset: int) -> int | None:
-        """Return when the record at an offset was stored; None if it is gone. Raises OSError."""
+        """Return when the record at an offset was stored; None if it is gone, or has no header.
+
+        Raises OSError.
+        """
         if not self._log.min_offset <= offset < self._log.max_offset:
             return None
         try:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 BATCH_UNIT = struct.Struct(">qiqqqhii")
 _Unit = tuple[int, int, int, int, int, int, int, int]
+_DAMAGED = 1_000  # records that a search by time looks at behind one that is damaged
 
 
 class BatchConsumeQueue:
@@ -721,8 +722,9 @@ class ConsumeQueueTable:
         """Return the queue offset of the first record stored at or after a time.
 
         Returns the queue's end if there is no such record, None if there is no such queue.
-        `store_time(offset)` returns a record's storeTimestamp, or None if the record is gone.
-        `falls` are where the log's store times fall. `first_late` explains `is_spent`.
+        `store_time(offset)` returns a record's storeTimestamp, or None if its header is damaged;
+        then the next record's counts. `falls` are where the log's store times fall. `first_late`
+        explains `is_spent`.
         """
         batches = self.get_batch(topic, queue_id)
         if batches is not None:
@@ -733,8 +735,14 @@ class ConsumeQueueTable:
 
         def is_late(queue_offset: int) -> bool:
             units = queue.read(queue_offset, 1)
-            stored = store_time(units[0].offset) if units else None
-            return stored is not None and stored >= timestamp_ms
+            if not units:
+                return False
+            stored = store_time(units[0].offset)
+            if stored is None:
+                # It must not count as an old one: all before it would be stepped over.
+                times = (store_time(one.offset) for one in queue.read(queue_offset + 1, _DAMAGED))
+                stored = next((one for one in times if one is not None), None)
+            return stored is None or stored >= timestamp_ms
 
         return first_late(
             queue.min_queue_offset, queue.max_queue_offset, falls, timestamp_ms,

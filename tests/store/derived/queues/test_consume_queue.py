@@ -160,6 +160,21 @@ def test_queue_offsets_by_time(tmp_path: Path) -> None:
     assert queues.find_by_time("Topic", 3, 0, times.get) is None
 
 
+def test_a_search_by_time_steps_over_no_message_because_another_does_not_say(
+    tmp_path: Path,
+) -> None:
+    """Its header is damaged; the next one's time counts."""
+    log = MemoryLog()
+    records = fill(log, 40, queues=(0,))
+    times = {record.physical_offset: record.store_timestamp_ms for record in records}
+    queues = replayed(tmp_path, log).queues
+    for bad in range(40):
+        some = {**times, records[bad].physical_offset: None}
+        found = [queues.find_by_time("Topic", 0, START_MS + n * 100, some.get) for n in range(40)]
+        assert found == [n - (n == bad + 1) for n in range(40)]
+    assert queues.find_by_time("Topic", 0, START_MS, lambda _offset: None) == 0
+
+
 def test_retention_removes_whole_files_but_the_last(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 1000, queues=(0,))
