@@ -31,7 +31,9 @@ class Where:
             raise UsageError("give either --topic or --pattern")
         given = dict(more or {})
         if self.path is not None:
-            given["path"] = os.path.abspath(self.path)
+            # The options of Spark's source take a URI.
+            is_uri = self.path.lower().startswith("file:/")
+            given["path"] = self.path if is_uri else os.path.abspath(self.path)
         else:
             given |= servers_option(self.servers or "")
         if self.topics:

@@ -104,6 +104,13 @@ def test_limits_of_figures_are_in_utc_whatever_the_zone_of_the_session():
         assert parsed.assumed_zone is None
 
 
+@pytest.mark.parametrize("form", ["file:{}", "file://{}", "FILE://localhost{}"])
+def test_a_store_is_named_by_a_uri_as_for_spark(store, run, tmp_path, form):
+    path = form.format(store)
+    found = run("stats", "--path", path, "--since", "2030-01-01T00:00:00Z")
+    assert (found["source"], found["topics"]) == (path, [])
+
+
 class FakeNodes:
     """Two nodes, asked as `Admin` asks them."""
 
