@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 # Older ones leave out the numbers of applications when they add files to a table.
 _LEAST_VERSION = (1, 6)
+# What deltalake takes for something else: it decodes %20, ends a URL at # and ?, and reads \ in a
+# path as /. So a table would be elsewhere than its files, perhaps where another one is.
+_ODD_IN_URL = re.compile(r"%[0-9A-Fa-f]{2}|[#?\x00-\x1f]")
+_ODD_IN_PATH = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]")
 APPLICATION = "hastore-export"
 DELTA_JOB = "export --format delta"
 
@@ -36,7 +40,11 @@ class DeltaLog:
     """The log of a table, in a folder or, with the options of a bucket, elsewhere."""
 
     def __init__(self, place: str, options: dict[str, str] | None = None) -> None:
-        """Name the table. Raises UsageError without deltalake, or with one that is too old."""
+        """Name the table.
+
+        Raises UsageError without deltalake, with one that is too old, or for a place that it takes
+        for another.
+        """
         try:
             import deltalake
         except ImportError as missing:
@@ -47,6 +55,11 @@ class DeltaLog:
             raise UsageError(
                 f"deltalake {deltalake.__version__} loses the number of a commit, and the next run "
                 'would undo that commit: pip install --upgrade "hastore[delta]"'
+            )
+        if (_ODD_IN_URL if "://" in place else _ODD_IN_PATH).search(place):
+            raise UsageError(
+                f"a Delta table cannot be at {place}, which deltalake takes for another place: "
+                "leave out %, #, ? and \\, and name another one"
             )
         self._place = place
         self._options = options

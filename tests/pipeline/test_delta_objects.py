@@ -229,6 +229,32 @@ def test_places_that_cannot_be_a_target_are_refused(store, fs, url, monkeypatch)
     wrong("Could not connect.*AWS_ENDPOINT_URL.*run the same", StoreError)
 
 
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b"])
+def test_a_place_that_deltalake_takes_for_another_is_refused(store, fs, url, name):
+    """The table would be at `a`, or `a b`, and its files at the place itself: nobody reads them."""
+    given = ExportOptions(format="delta")
+    for call in (check_export, lambda *_: run(store, f"{url}/{name}")):
+        with pytest.raises(UsageError, match=f"{name}, which deltalake takes for another"):
+            call(where(store), f"{url}/{name}", given)
+    assert fs.get_file_info(url.removeprefix("s3://")).type == pafs.FileType.NotFound
+
+
+@pytest.mark.parametrize("name", ["a b", "\u00e4", "a+b", "a%b", "x=y"])
+def test_other_names_of_places_are_taken(store, url, name):
+    assert run(store, f"{url}/{name}").messages == 40
+    assert values(f"{url}/{name}") == bodies(MESSAGES[:40])
+    assert run(store, f"{url}/{name}").messages == 0
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a%2Fb", "a\\b", "a\nb"])
+def test_a_folder_that_deltalake_takes_for_another_is_refused(store, tmp_path, monkeypatch, name):
+    run_here(monkeypatch)
+    run(store, str(tmp_path / "lake #1?"))
+    with pytest.raises(UsageError, match="which deltalake takes for another"):
+        run(store, str(tmp_path / name))
+    assert not (tmp_path / name).exists()
+
+
 def test_the_reader_of_the_documents_sees_the_messages(store, url):
     run(store, url)
     (block,) = [b for b in blocks_of("docs/pipeline-jobs.md") if "aws_allow_http" in b.text]
