@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from hastore.errors import UsageError
-from hastore.pipeline.object_target import ObjectTarget
+from hastore.pipeline.object_target import DATA, ObjectTarget
 from hastore.pipeline.places import Bucket
 
 
@@ -47,6 +47,7 @@ def committed_dataset(target: str) -> pads.Dataset:
             filesystem=place.filesystem,
             format="orc" if opened.kind == "export --format orc" else "parquet",
             partitioning=pads.partitioning(partitions, flavor="hive"),
+            partition_base_dir=place.path(DATA),  # the target's own name is no partition
         )
 
 

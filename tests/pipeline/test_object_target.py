@@ -69,6 +69,15 @@ def where(store):
     return Where(str(store), topics=("t",))
 
 
+@pytest.mark.parametrize("folder", ["topic=x", "date=1999-01-01", "a b%20/topic=x/y"])
+def test_a_target_in_a_folder_with_the_name_of_a_partition(tmp_path, url, here, folder):
+    write_store(tmp_path / "store", numbered(5))
+    export(SPARK, where(tmp_path / "store"), f"{url}/{folder}")
+    table = committed_dataset(f"{url}/{folder}").to_table()
+    assert set(table["topic"].to_pylist()) == {"t"}
+    assert {str(day) for day in table["date"].to_pylist()} == {"1970-01-01"}
+
+
 def test_each_run_adds_what_is_new_and_readers_see_it_once(tmp_path, fs, url, here):
     store, messages = tmp_path / "store", numbered(60)
     write_store(store, messages[:40])
