@@ -123,6 +123,11 @@ class IcebergTarget:
             self._given = f"file://{self._folder}"
         elif target is not None:
             self._given = target if is_bucket(target) else f"file://{local_path(target)}"
+            if set(self._given) & set("#?"):  # pyiceberg ends a location there
+                raise UsageError(
+                    f"the target {target} has one of the characters # ?, which an Iceberg table's "
+                    "location must not have; name another one"
+                )
         self.path = self._folder or f"{catalog}.{self._name}"
         self.run = uuid.uuid4().hex
         self.number = 0  # of the last commit; 0 without one

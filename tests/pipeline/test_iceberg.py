@@ -559,3 +559,12 @@ def test_locations_that_an_export_can_write_to():
     assert module._root("s3a://b/c/") == "s3://b/c"
     with pytest.raises(UsageError, match="to folders and to s3:// only"):
         module._root("gs://b/c")
+
+
+@pytest.mark.parametrize("target", ["a#b", "a?b", "s3://none-such/a#b"])
+def test_a_table_of_a_catalog_is_not_made_where_its_files_are_not_found(place, lake, target):
+    """pyiceberg ends a location at # and ?: all of its own files would be one, `a`."""
+    target = target if "://" in target else place.root / target
+    with pytest.raises(UsageError, match="one of the characters # [?]"):
+        run(place, target, catalog="lake", table="raw.t")
+    assert not (place.root / "a").exists()
