@@ -20,6 +20,7 @@ from hastore.client.connections.cluster_groups import ClusterGroups
 from hastore.client.security import as_security
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ForbiddenError, UnreachableError, UsageError
+from hastore.ha.rules.epochs import Standing
 from hastore.record.topic_records import MAX_QUEUES
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows
 from hastore.spark.arrow.record_fields import Ints, RecordFields
@@ -46,6 +47,11 @@ def partition_of(group: str, queue: int) -> int:
 def is_of_cluster(partition: int) -> bool:
     """Return whether a partition is one of a cluster, not a queue of a group that is read alone."""
     return partition >= MAX_QUEUES  # but for the groups with the number 0, one of 524,288
+
+
+def _number_in(key: TopicPartition) -> int:
+    """Return the number of the group whose queue a partition is."""
+    return key.partition // MAX_QUEUES
 
 
 class _Groups:
@@ -297,6 +303,13 @@ class ClusterHead(_OfGroups):
     def check(
         self, places: Mapping[TopicPartition, QueuePlace]
     ) -> dict[TopicPartition, PlaceVerdict]:
-        """Return whether the record before each place is still in its group's log."""
-        groups = self._groups.split(places)
-        return _joined((number, part.check(own)) for number, part, own in groups)
+        """Return whether the record before each place is still in its group's log.
+
+        A place in a group that has left the cluster stays: that its queue is gone, is told by
+        `available`.
+        """
+        numbers = self._groups.parts().keys()
+        left = {key: one for key, one in places.items() if _number_in(key) not in numbers}
+        groups = self._groups.split({key: one for key, one in places.items() if key not in left})
+        found = _joined((number, part.check(own)) for number, part, own in groups)
+        return found | {key: PlaceVerdict(Standing.AGREED, one) for key, one in left.items()}

@@ -6,10 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from hastore.addresses import parse_cluster_address
-from hastore.errors import UnreachableError
+from hastore.errors import PositionLostError, UnreachableError
+from hastore.ha.rules.epochs import Standing
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import Stored
+from hastore.spark.options.source_options import parse_stream_options
 from hastore.spark.read import clusters
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.clusters import ClusterBackend, ClusterHead, partition_of
+from hastore.spark.stream_driver import StreamDriver
+from hastore.spark.stream_offsets import StreamOffset
 
 CLUSTER = parse_cluster_address("zk://127.0.0.1:1/shop")
 SPAN = OffsetRange(0, 5)
@@ -64,3 +70,39 @@ def test_a_stream_begins_with_all_groups_and_goes_on_beside_one_that_comes_later
         assert head.available() == queues("g0", "g1")
         found.unread = {"g2": "ZooKeeper refuses access to /hastore/shop/g2"}
         assert head.available() == queues("g0", "g1"), "it is read from its start, once it can be"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_group_that_has_left_the_cluster_ends_a_stream_or_is_gone_on_without(
+    found, monkeypatch, fails
+):
+    def located(_self, ends, _lows):
+        return {key: QueuePlace(end, Stored(1, end)) for key, end in ends.items()}
+
+    def agreed(_self, places):
+        return {key: PlaceVerdict(Standing.AGREED, place) for key, place in places.items()}
+
+    for name, call in (("token", lambda _: ("n", 1)), ("locate", located), ("check", agreed)):
+        monkeypatch.setattr(clusters.ServerHead, name, call)
+    found.unread = {}
+    options = parse_stream_options(
+        {
+            "hastore.bootstrap.servers": str(CLUSTER), "subscribe": "t",
+            "startingOffsets": "earliest", "failOnDataLoss": str(fails),
+        }
+    )  # fmt: skip
+    stayed, left = (TopicPartition("t", partition_of(group, 0)) for group in ("g0", "g1"))
+    start = StreamOffset({stayed: QueuePlace(3, Stored(1, 3)), left: QueuePlace(4, Stored(1, 4))})
+    with contextlib.closing(StreamDriver(ClusterHead(CLUSTER), options)) as driver:
+        if fails:
+            with pytest.raises(PositionLostError, match=f"{left} is gone"):
+                driver.latest_offset(start, limited=True)
+            return
+        end = driver.latest_offset(start, limited=True)
+        assert {key: place.next for key, place in end.places.items()} == {stayed: 5, left: 4}
+        pieces = driver.tasks(start, end)
+        assert [(one.partition, one.start, one.end) for one in pieces] == [(stayed.partition, 3, 5)]
+        found.admit()  # it is back: each message is read once
+        driver._ends.look(now=True)
+        again = driver.latest_offset(StreamOffset(end.places), limited=True)
+        assert {key: place.next for key, place in again.places.items()} == {stayed: 5, left: 5}
