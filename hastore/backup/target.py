@@ -29,6 +29,7 @@ FOLDERS = (MANIFESTS, LOG, STATE)
 _LOCK = "lock"
 _SYNC_BYTES = 32 << 20
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://|^[a-z0-9]+::")
+_FOLDER_URL = re.compile(r"^file:(//(localhost)?)?(?=/(?!/))", re.IGNORECASE)
 _FSSPEC_MISSING = 'a target with a URL needs fsspec: pip install "hastore[backup]"'
 
 
@@ -88,10 +89,13 @@ class Target(Protocol):
 def open_target(place: str, fs: FileSystem = REAL) -> Target:
     """Return the target at a local path or a URL; nothing is made there.
 
-    Raises UsageError for a URL without fsspec, or that it does not know.
+    Raises UsageError for a URL without fsspec, or that it does not know, and for a relative one.
     """
-    if place.startswith("file://"):
-        place = place.removeprefix("file://")
+    place = _FOLDER_URL.sub("", place)
+    if place.lower().startswith("file:"):
+        raise UsageError(
+            f"{place} names no folder of this machine: write the whole path, file:///FOLDER"
+        )
     if _SCHEME.match(place):
         return UrlTarget(place)
     return LocalTarget(os.path.abspath(place), fs)

@@ -471,6 +471,16 @@ def test_a_place_that_fsspec_reaches(node):
     assert "is missing" in verify_backup(target).problems[0]
 
 
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "FILE://localhost{}"])
+def test_a_folder_may_be_given_as_a_url(tmp_path, monkeypatch, form):
+    """In every form of it: else the backups would be in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert open_target(form.format(tmp_path / "a b%20")).name == str(tmp_path / "a b%20")
+    for wrong in ("file://backups/a", "file:backups"):
+        with pytest.raises(UsageError, match="write the whole path, file:///FOLDER"):
+            open_target(wrong)
+
+
 def test_a_url_whose_place_is_gone_is_named_and_not_the_log(node, monkeypatch):
     """As a bucket that nobody has made: several file systems say then that no file is found."""
     pytest.importorskip("fsspec")
