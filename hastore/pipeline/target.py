@@ -349,7 +349,12 @@ def local_path(text: str) -> Path:
             "`export` and `compact` also take s3://BUCKET/FOLDER"
         )
     if match:
-        text = re.sub(r"^file:(//(localhost)?)?(?=/)", "", text, flags=re.IGNORECASE)
+        text = re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", text, flags=re.IGNORECASE)
+        if not text.startswith("/"):
+            raise UsageError(
+                f"the target {text!r} names no folder of this machine: write the whole path, "
+                "file:///FOLDER"
+            )
     if not text.strip() or "\0" in text:
         raise UsageError("the target is empty; name a folder")
     return Path(text).absolute()

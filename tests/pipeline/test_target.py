@@ -206,6 +206,10 @@ def test_places_without_an_atomic_rename_are_refused(text):
     with pytest.raises(UsageError, match="not a folder of this machine"):
         local_path(text)
     assert local_path("file:///a/b") == local_path("file:/a/b") == Path("/a/b")
+    assert local_path("FILE://localhost/a b%20") == Path("/a b%20")
+    for relative in ("file://lake/flights", "file:flights"):  # /lake is not meant, nor ./file:
+        with pytest.raises(UsageError, match="write the whole path, file:///FOLDER"):
+            local_path(relative)
 
 
 def test_files_of_others_are_not_taken_for_the_jobs_own(tmp_path):
