@@ -197,12 +197,16 @@ def test_all_mistakes_of_a_file_are_found_before_its_first_job(folder, run, text
     assert str(folder[0] / "jobs.yaml") in said["error"] and len(err.splitlines()) == 1
 
 
+STATE = '{{"hastore_pipeline_run": {}}}'
+
+
 def test_a_file_that_is_not_there_and_a_state_that_is_something_else(folder, run):
     assert "cannot be read" in run()[1]["error"]
     run(EXPORT)
-    (folder[0] / "jobs.yaml.state").write_text("[]")
-    code, said, _ = run()
-    assert code == 2 and "is not the state of an interrupted run" in said["error"]
+    for text in ("{", "[]", "[" * 100_000, *map(STATE.format, ("[]", '{"x": 1}', '{"x": {}}'))):
+        (folder[0] / "jobs.yaml.state").write_text(text)
+        code, said, _ = run()
+        assert code == 2 and "is not the state of an interrupted run" in said["error"]
 
 
 def test_sparks_options_of_the_file_and_of_the_command_line(folder, run, monkeypatch):

@@ -136,8 +136,11 @@ class _Kept:
         try:
             with open(path, encoding="utf-8") as file:
                 kept = json.load(file)
-            self._results = dict(kept["hastore_pipeline_run"])
-        except (OSError, ValueError, KeyError, TypeError) as wrong:
+            self._results = {
+                name: {"job": one["job"], "at_s": float(one["at_s"]), "result": dict(one["result"])}
+                for name, one in kept["hastore_pipeline_run"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
             raise UsageError(
                 f"{path} is not the state of an interrupted run; name another one with --state"
             ) from wrong
