@@ -56,7 +56,7 @@ from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine
 from hastore.server.api.handshakes import Handshakes, Step
 from hastore.server.api.newcomers import OF_SOURCE_MAX, Newcomers
-from hastore.server.api.places import Places, source_of
+from hastore.server.api.places import Places, plain_host, source_of
 from hastore.server.api.quotas import Meter
 from hastore.store.append.results import Guard
 
@@ -552,8 +552,9 @@ class Connections:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
         stranger = self._asks_who
         zmtp = ZmtpConnection(SocketType.ROUTER, _STRANGER_LIMITS if stranger else _LIMITS)
-        connection = Connection(sock, sock.fileno(), address_text(*address[:2]), zmtp, now_ms)
-        connection.address = address[0], address[1]
+        host, port = plain_host(address[0]), address[1]  # records say it as RocketMQ does
+        connection = Connection(sock, sock.fileno(), address_text(host, port), zmtp, now_ms)
+        connection.address = host, port
         connection.stranger = stranger
         connection.source = source
         if self._tls is not None:

@@ -184,13 +184,22 @@ class Places(Generic[H]):
         return identity is not None and self._by_identity[identity] > self._of_identity
 
 
-def source_of(host: str) -> str:
-    """Return what counts as the source of a connection from this numeric address."""
+def plain_host(host: str) -> str:
+    """Return a numeric address; that of an IPv4 host as itself, also from a socket of IPv6."""
     if ":" not in host:
         return host
     packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    if packed.startswith(bytes(10) + b"\xff\xff"):  # IPv4, accepted by a socket of IPv6
+    if packed.startswith(bytes(10) + b"\xff\xff"):
         return socket.inet_ntop(socket.AF_INET, packed[12:])
+    return host
+
+
+def source_of(host: str) -> str:
+    """Return what counts as the source of a connection from this numeric address."""
+    host = plain_host(host)
+    if ":" not in host:
+        return host
+    packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
     if packed == bytes(15) + b"\1":
         return host
     return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8)) + "/64"

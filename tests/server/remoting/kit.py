@@ -102,6 +102,7 @@ def served(
     *,
     refusal: str | None = None,
     config: ApiConfig | None = None,
+    endpoint: str = "tcp://127.0.0.1:0",
 ) -> Iterator[ApiServer]:
     """Run an API whose door was filled with handlers."""
 
@@ -111,8 +112,7 @@ def served(
         return door
 
     running = ApiServer(
-        "tcp://127.0.0.1:0", backend, config or ApiConfig(), on_failure=raise_failure,
-        make_door=make_door,
+        endpoint, backend, config or ApiConfig(), on_failure=raise_failure, make_door=make_door,
     )  # fmt: skip
     running.start()
     try:

@@ -171,6 +171,21 @@ def test_the_flag_of_ipv6_follows_the_clients_address(host: str) -> None:
         assert (record.topic, record.properties, record.body) == ("T", b"a\x01b\x02", b"b")
 
 
+def test_an_ipv4_client_is_one_at_a_socket_of_ipv6_too(backend: FakeBackend) -> None:
+    """As Java sees it: RocketMQ's C++ client cannot read a record with an IPv6 host."""
+
+    def fill(door: Door) -> None:
+        door.join(Sends(door, TopicView(backend, auto_create=True), "test").handlers())
+
+    with served(backend, fill, endpoint="tcp://[::]:0") as server:
+        client = Sender("127.0.0.1:" + server.endpoint.rpartition(":")[2])
+        assert client.ask(SEND, fields()).code == Answer.SUCCESS
+        host = "{}:{}".format(*client.sock.getsockname())
+        client.close()
+    (record,) = records(backend)
+    assert (record.born_host.text, record.sys_flag & 0x30) == (host, 0)
+
+
 def test_java_orders_properties_by_their_hashes() -> None:
     """The orders are those that RocketMQ 5.3.3 itself gives these names."""
     added = ("MSG_REGION", "TRACE_ON", "CLUSTER")
