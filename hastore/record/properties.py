@@ -20,6 +20,7 @@ MAX_KEYS = 64  # in a record that a client puts; each is an entry of the key ind
 NAME_END = "\x01"
 VALUE_END = "\x02"
 MAX_CREATED_TOPIC = 127  # characters in the name of a topic that a client creates
+MAX_GROUP_TOPIC = 255  # the same, of a group's retries and of its dead letters
 # Names that hastore sets in a message besides the user's own: its producers, and the master that
 # delivers a delayed message.
 PRODUCER_PROPERTIES = frozenset(("KEYS", "TAGS", "HS_PID", "HS_SEQ", "HS_DELAYED", "HS_NULL"))
@@ -50,7 +51,7 @@ NODE_PROPERTIES = frozenset(
 NODE_MARKS = frozenset(("HS_DELAYED", "ORIGIN_MESSAGE_ID"))
 _BUCKETS = 128  # of RocketMQ's maps of properties
 _CACHED_NAMES = 32  # the order of more names is not remembered
-_TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)
+_TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}|%(RETRY|DLQ)%[A-Za-z0-9_%|-]{1,248}", re.ASCII)
 
 
 def encode_properties(pairs: Sequence[tuple[str, str]]) -> bytes:
@@ -155,7 +156,10 @@ def inner_count(raw: bytes) -> int:
 
 
 def check_topic(topic: str) -> None:
-    """Raise MessageIllegalError, which states the rule, if a client may not create this topic."""
+    """Raise MessageIllegalError, which states the rule, if a client may not create this topic.
+
+    Groups of RocketMQ have longer names than topics, and so have the topics of their retries.
+    """
     if not _TOPIC.fullmatch(topic):
         dots = ", and no dots as in Kafka's: write - or _ for a dot" if "." in topic else ""
         shown = topic if len(topic) <= 40 else topic[:40] + "..."

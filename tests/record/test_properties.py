@@ -39,12 +39,15 @@ def test_properties_that_do_not_fit_are_refused(pair: tuple[str, str]) -> None:
         encode_properties([pair])
 
 
-@pytest.mark.parametrize("topic", ["A", "a_b%c|d-9", "T" * 127])
+@pytest.mark.parametrize("topic", ["A", "a_b%c|d-9", "T" * 127, "%RETRY%" + "g" * 248])
 def test_topics_that_may_be_created(topic: str) -> None:
     check_topic(topic)
 
 
-@pytest.mark.parametrize("topic", ["", "T" * 128, "a/b", "..", "a\0b", "中", "a b", "a\n"])
+@pytest.mark.parametrize(
+    "topic",
+    ["", "T" * 128, "%DLQ%" + "g" * 249, "%RETRY%a.b", "a/b", "..", "a\0b", "中", "a b", "a\n"],
+)
 def test_topics_that_may_not(topic: str) -> None:
     with pytest.raises(MessageIllegalError):
         check_topic(topic)

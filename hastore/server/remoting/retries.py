@@ -22,7 +22,7 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import Record, decode_record
 from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, retry_of, sent_back
-from hastore.record.properties import decode_properties
+from hastore.record.properties import MAX_GROUP_TOPIC, decode_properties
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import OWN, RETRY, TopicView
@@ -44,7 +44,7 @@ _WAITING = frozenset(
     " rmq_sys_wheel_timer".split()
 )
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"
-_MAX_NAME = 255 - len(RETRY)
+_MAX_NAME = MAX_GROUP_TOPIC - len(RETRY)
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
 
 

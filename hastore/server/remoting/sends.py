@@ -59,6 +59,8 @@ from hastore.record.layout import (
     HEADERS,
     MAX_PROPERTIES_BYTES,
     V1_MAGIC,
+    V1_MAX_TOPIC_BYTES,
+    V2_MAGIC,
 )
 from hastore.record.properties import (
     MAX_KEYS,
@@ -606,12 +608,14 @@ def encode_message(
     if len(born.address) == 16:
         sys_flag |= FLAG_BORN_IPV6
     header = HEADERS[sys_flag & FLAG_IPV6]
-    size = header.size + len(body) + 3 + len(name) + len(properties)
+    is_wide = len(name) > V1_MAX_TOPIC_BYTES  # as of the retries of a group with a long name
+    magic, named = (V2_MAGIC, 2) if is_wide else (V1_MAGIC, 1)
+    size = header.size + len(body) + named + len(name) + 2 + len(properties)
     fixed = header.pack(
-        size, V1_MAGIC, crc32(body) & CRC_MASK, queue_id, flag, 0, 0, sys_flag, born_ms,
+        size, magic, crc32(body) & CRC_MASK, queue_id, flag, 0, 0, sys_flag, born_ms,
         born.address, born.port, 0, b"", 0, reconsume_times, 0, len(body),
     )  # fmt: skip
-    rest = bytes((len(name),)), name, len(properties).to_bytes(2), properties
+    rest = len(name).to_bytes(named), name, len(properties).to_bytes(2), properties
     return b"".join((fixed, body, *rest))
 
 

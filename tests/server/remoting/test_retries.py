@@ -104,6 +104,21 @@ def test_a_message_that_is_sent_back_waits_for_its_group(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("level", ["0", "-1"])
+def test_a_group_may_have_a_long_name(
+    backend: FakeBackend, client: RemotingClient, level: str
+) -> None:
+    """RocketMQ's clients take up to 255 characters, its broker then writes longer topics."""
+    group = "g" * 248
+    given = back(stored(backend), group=group, delayLevel=level)
+    assert client.ask(Code.CONSUMER_SEND_MSG_BACK, given).code == Answer.SUCCESS
+    own = f"%RETRY%{group}" if level == "0" else f"%DLQ%{group}"
+    assert own in (records(backend)[-1].topic, properties(records(backend)[-1]).get("REAL_TOPIC"))
+    copy = fields(b=f"%RETRY%{group}", i="UNIQ_KEY\x01k\x02", e="0")
+    assert client.ask(Code.SEND_MESSAGE_V2, copy, b"x").code == Answer.SUCCESS
+    assert records(backend)[-1].topic == f"%RETRY%{group}"
+
+
 @pytest.mark.parametrize(("level", "times"), [("-1", "16"), ("0", "0")])
 def test_a_message_that_was_tried_often_enough_goes_to_the_dead_letters(
     backend: FakeBackend, client: RemotingClient, level: str, times: str

@@ -239,7 +239,7 @@ def test_a_consumer_that_starts_first_gets_a_route(
 def test_retries_and_dead_letters_have_a_route_before_they_exist(
     connect: Callable[[], RemotingClient],
 ) -> None:
-    for topic in ("%RETRY%group", "%DLQ%group"):
+    for topic in ("%RETRY%group", "%DLQ%group", "%RETRY%" + "g" * 248):
         assert queues(route(connect(), topic))["g"] == (1, 1, 6)
 
 

@@ -120,7 +120,7 @@ def test_all_groups_with_settings_or_retries_are_listed(
         (b'{"groupName":"G","x":' + b"[" * 100_000, "no settings"),
         (b"{}", "groupName"),
         (json.dumps(GIVEN | {"groupName": "a b"}).encode(), "topic"),
-        (json.dumps(GIVEN | {"groupName": "x" * 130}).encode(), "topic"),
+        (json.dumps(GIVEN | {"groupName": "x" * 249}).encode(), "topic"),
         (json.dumps(GIVEN | {"retryQueueNums": -1}).encode(), "retryQueueNums"),
         (json.dumps(GIVEN | {"retryQueueNums": 5_000}).encode(), "retryQueueNums"),
         (json.dumps(GIVEN | {"retryMaxTimes": "x"}).encode(), "retryMaxTimes"),
