@@ -122,9 +122,13 @@ class Notifier:
 class GroupRequests:
     """The handlers of requests about groups, and the members that they hear of."""
 
-    def __init__(self, door: Door) -> None:
-        """Prepare; `members` is for the handlers of other requests, too."""
+    def __init__(self, door: Door, broker: str = "") -> None:
+        """Prepare; `members` is for the handlers of other requests, too.
+
+        `broker`: the name under which clients know the group of nodes.
+        """
         self._door = door
+        self._broker = broker
         self._clock = door.parts.clock
         self.members: Members = Membership()
         self.notifier = Notifier(door, self.members)
@@ -320,7 +324,8 @@ class GroupRequests:
             if raw is None:
                 text = f"there is no message at offset {offset}"
                 raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
-            self._pass_on(request, fields, raw)
+            # A listener is told the queue, with the broker's name.
+            self._pass_on(request, {**fields, "brokerName": self._broker}, raw)
 
         read_aside(self._door, request, read, then)
 

@@ -67,7 +67,7 @@ def make_door(
     hold_ms = config.remoting.hold_timeout_ms
     door.join(Retries(door, topics, settings, levels, hold_ms).handlers())
     door.join(Topics(door, config.group, topics).handlers())
-    groups = GroupRequests(door)
+    groups = GroupRequests(door, config.group)
     door.join(groups.handlers())
     decisions = Decisions(backend)
     ends = Transactions(door, decisions, hold_ms)

@@ -194,7 +194,7 @@ def test_a_question_is_passed_on_to_a_consumer_and_its_answer_back(desk: Desk) -
 def test_a_message_is_consumed_directly() -> None:
     backend = FakeBackend()
     desk = Desk(backend)
-    desk.door.join(GroupRequests(desk.door).handlers())
+    desk.door.join(GroupRequests(desk.door, "g0").handlers())
     backend.put_encoded([record("T", b"first"), record("T", b"second")])
     client, admin = consumer(desk, "c1"), desk.client()
     offset = max(backend.store.starts)
@@ -205,6 +205,8 @@ def test_a_message_is_consumed_directly() -> None:
     desk.run()
     (asked,) = client.told(Code.CONSUME_MESSAGE_DIRECTLY)
     assert asked.body == bytes(backend.store.log[offset:])
+    # Java's client tells its listener the broker's name, by this field.
+    assert asked.fields == fields | {"brokerName": "g0"}
     client.answer(asked, 0, b"consumed")
     assert admin.answers.pop(opaque).body == b"consumed"
     for message_id in ("0" * 31, "x" * 32, f"7F00000100002A9F{1:016X}", "F" * 32):
