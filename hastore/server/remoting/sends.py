@@ -360,8 +360,11 @@ class Sends:
         if queue_id < 0:
             queue_id = random.randrange(queues)
         elif queue_id >= queues:
-            text = f"request queueId[{queue_id}] is illegal: topic {topic} has {queues} queues"
-            raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+            shape = self._topics.find(topic)
+            if shape is None or queue_id >= shape.read:
+                text = f"request queueId[{queue_id}] is illegal: topic {topic} has {queues} queues"
+                raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+            queue_id %= queues  # producers lose this queue, and not all of them know it yet
         return topic, queue_id, sys_flag, new[0] if new else None
 
     def _put_of(self, request: RemotingRequest, wait: str | None) -> Put:

@@ -9,7 +9,7 @@ import pytest
 
 from hastore.errors import Status
 from hastore.ha.master.group_transfer import Outcome
-from hastore.protocol.remoting import Answer, Frame
+from hastore.protocol.remoting import Answer, BatchMessage, Frame, encode_batch
 from hastore.record.topic_records import MAX_QUEUES, TOPICS_TOPIC, TopicConfig
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting.door import Door
@@ -23,7 +23,7 @@ from tests.server.remoting.kit import RemotingClient, served
 from tests.server.remoting.test_sends import fields as send_fields
 
 UPDATE, UPDATE_LIST, DELETE, DELETE_ROUTE = 17, 18, 215, 216
-CONFIG, ALL, STATS, SEND = 351, 21, 202, 310
+CONFIG, ALL, STATS, SEND, SEND_BATCH = 351, 21, 202, 310, 320
 
 
 @pytest.fixture
@@ -187,6 +187,18 @@ def test_a_topic_without_queues_for_producers_takes_nothing(
         assert "it has no queue for producers" in str(answer.remark)
     too_many = make(client, topic="T", readQueueNums=str(MAX_QUEUES + 1))
     assert too_many.remark == "topic T: 4097 read queues; 0 to 4096 are allowed"
+
+
+def test_a_send_to_a_queue_that_producers_lose_is_stored_in_another_one(
+    client: RemotingClient, backend: FakeBackend
+) -> None:
+    """Clients know the old number for up to 30 s, and try nothing else after code 29."""
+    assert make(client, topic="T", readQueueNums="4", writeQueueNums="2").code == Answer.SUCCESS
+    for code, body in ((SEND, b"x"), (SEND_BATCH, encode_batch([BatchMessage(0, b"x", b"")]))):
+        answer = client.ask(code, send_fields("T", 3), body)
+        assert (answer.code, answer.fields.get("queueId")) == (Answer.SUCCESS, "1")
+    assert len(backend.store.units["T", 1]) == 2
+    assert client.ask(SEND, send_fields("T", 4), b"x").code == Answer.INVALID_PARAMETER
 
 
 def test_no_room_is_said_clearly_and_a_deletion_makes_room(
