@@ -66,6 +66,7 @@ from hastore.record.properties import (
     MAX_KEYS,
     PID_MARK,
     in_java_order,
+    keys_of,
     producer_of,
     without_properties,
     words_of_keys,
@@ -316,6 +317,8 @@ class Sends:
         if topic.startswith(RETRY):
             raise _illegal(f"topic {topic} takes no batch: retries are sent one by one")
         common = _properties_of(fields.get(names.properties, ""))
+        if common.get("KEYS", "").count(" ") >= MAX_KEYS and _repeats_keys(common, frame.body):
+            del common["KEYS"]
         common["MSG_REGION"] = REGION
         common["TRACE_ON"] = "true"
         common["CLUSTER"] = self._cluster
@@ -652,6 +655,20 @@ def encode_batch_of(alike: Alike, shared: bytes, body: bytes) -> bytes:
             )
         )
     return b"".join(records)
+
+
+def _repeats_keys(common: Mapping[str, str], body: bytes) -> bool:
+    """Whether all keys of a batch are those of its messages.
+
+    Java's client makes such batches of messages that are sent one by one (`autoBatch`). As each
+    message would get the keys of all, they are left out if they are too many for one.
+    """
+    try:
+        messages = decode_batch(body, BATCH_MAX)
+    except ProtocolError:
+        return False  # the reason is found later
+    own = {b"", *(key for one in messages for key in keys_of(one.properties))}
+    return own.issuperset(common["KEYS"].encode("utf-8", "surrogatepass").split(b" "))
 
 
 @lru_cache(4_096)

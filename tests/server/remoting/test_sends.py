@@ -271,6 +271,21 @@ def test_a_batch_is_stored_whole_or_not_at_all(
     assert records(backend) == []
 
 
+@pytest.mark.parametrize("count", [64, 65, 600])
+def test_a_batch_that_javas_client_makes_of_messages_with_keys(
+    backend: FakeBackend, client: RemotingClient, count: int
+) -> None:
+    """With `autoBatch` it repeats the keys of all messages in the batch's own properties."""
+    keys = [f"order-{number}" for number in range(count)]
+    body = encode_batch([BatchMessage(0, b"b", b"KEYS\x01" + key.encode()) for key in keys])
+    given = fields(m="true", i="KEYS\x01" + " ".join(keys) + "\x02UNIQ_KEY\x01U\x02")
+    assert client.ask(SEND_BATCH, given, body).code == Answer.SUCCESS
+    found = [dict(record.property_pairs)["KEYS"] for record in records(backend)]
+    assert found == (keys if count > 64 else [" ".join(keys)] * count)  # the last one counts
+    other = fields(m="true", i="KEYS\x01" + "k " * 64 + "k\x02")
+    assert client.ask(SEND_BATCH, other, body).code == Answer.MESSAGE_ILLEGAL
+
+
 def test_a_one_way_send_gets_no_answer(backend: FakeBackend, client: RemotingClient) -> None:
     backend.transfer.hold = True
     client.send(SEND, fields(), one_way=True)
