@@ -235,6 +235,7 @@ class Sends:
         if unique is None:
             unique = properties["UNIQ_KEY"] = secrets.token_hex(16).upper()
         properties["CLUSTER"] = self._cluster
+        _delay_of(properties)  # raises RemotingRefusal if it is no number
         own_topic = topic  # the message's; its record may wait in another one
         if is_prepared(topic, properties, reconsume_times):
             topic, stored_queue, raw = self._prepared(topic, queue_id, properties)

@@ -281,8 +281,13 @@ def test_a_delayed_send_waits_in_the_queue_of_its_level(
     assert "HS_DELAYED" not in found
 
 
-def test_a_level_that_is_no_number_is_refused(backend: FakeBackend, client: RemotingClient) -> None:
-    answer = client.ask(Code.SEND_MESSAGE_V2, fields(i="DELAY\x01soon\x02"), b"x")
+@pytest.mark.parametrize("more", ["", "TRAN_MSG\x01true\x02PGROUP\x01g\x02"])
+def test_a_level_that_is_no_number_is_refused(
+    backend: FakeBackend, client: RemotingClient, more: str
+) -> None:
+    """It is the client's fault, also of the retry of a transactional message."""
+    given = fields(i="DELAY\x01soon\x02" + more, j="1")
+    answer = client.ask(Code.SEND_MESSAGE_V2, given, b"x")
     assert answer.code == Answer.MESSAGE_ILLEGAL and "soon" in (answer.remark or "")
     assert not records(backend)
 
