@@ -316,10 +316,12 @@ class Gate:
         group, topic = fields.get(name, ""), fields.get("topic", "")
         if frame.code not in _PULLS:
             return quotas.why_no_position(identity, group, topic)
-        flags = fields.get("sysFlag", "")
-        if flags.isdecimal() and int(flags) & COMMITS:
-            if quotas.why_no_position(identity, group, topic) is not None:
-                fields["sysFlag"] = str(int(flags) & ~COMMITS)  # it reads, and keeps nothing
+        try:
+            flags = int(fields.get("sysFlag", ""))  # as the handler reads it
+        except ValueError:
+            return None  # the handler refuses it
+        if flags & COMMITS and quotas.why_no_position(identity, group, topic) is not None:
+            fields["sysFlag"] = str(flags & ~COMMITS)  # it reads, and keeps nothing
         return None
 
     def _let_wait(self, request: RemotingRequest, wait_ms: float) -> None:

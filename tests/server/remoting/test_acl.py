@@ -498,7 +498,11 @@ def test_topics_and_positions_beyond_the_quota_are_not_made(
     assert "quota.positions" in refused(known, name, 15, {**place, "consumerGroup": "shop2"})
     assert known.ask(name, 15, {**place, "commitOffset": "0"}).code == 0
     committing = {**pull_fields("Shop1", "shop3"), "sysFlag": "1", "commitOffset": "1"}
-    assert known.ask(name, 11, committing).code == 0, "it reads, and keeps nothing"
+    for flags in ("1", "+1", "0" * 20 + "1"):
+        answer = known.ask(name, 11, committing | {"sysFlag": flags})
+        assert answer.code == 0, "it reads, and keeps nothing"
+    for flags in ("1" * 5_000, "-1", "one", ""):
+        assert known.ask(name, 11, committing | {"sysFlag": flags}).code == Answer.SYSTEM_ERROR
     asked = {**place, "consumerGroup": "shop3", "setZeroIfNotFound": "false"}
     time.sleep(0.6)  # of a commit that waits for others
     assert known.ask(name, 14, asked).code == Answer.QUERY_NOT_FOUND
