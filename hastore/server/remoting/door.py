@@ -253,7 +253,7 @@ class Door:
         self._thread = 0  # the API's, once it has run
         self._timers: dict[int, Callable[[], None]] = {}  # by ticket
         self._tickets = itertools.count(1)
-        self._opaques = itertools.count(1)
+        self._opaque = 0  # of the last request to a client
         self._asked: dict[Connection, dict[int, Question]] = {}  # by opaque
         self._asked_count = 0
 
@@ -387,7 +387,7 @@ class Door:
             if self.members is not None:
                 self.members.tell(connection, code, fields, body)
             return
-        frame = Frame(code=code, opaque=next(self._opaques), flag=2, fields=fields, body=body)
+        frame = Frame(code=code, opaque=self._next_opaque(), flag=2, fields=fields, body=body)
         self.parts.replies.send_frame(connection, encode_frame(frame), answers=False)
 
     def ask(
@@ -408,7 +408,7 @@ class Door:
             return
         if self._asked_count >= ASKED_MAX:
             raise RemotingRefusal(Answer.SYSTEM_BUSY, _SYSTEM_BUSY_REMARK)
-        opaque = next(self._opaques)
+        opaque = self._next_opaque()
 
         def over() -> None:
             self._pop_asked(connection, opaque)
@@ -419,6 +419,11 @@ class Door:
         self._asked_count += 1
         frame = Frame(code=code, opaque=opaque, fields=fields, body=body)
         self.parts.replies.send_frame(connection, encode_frame(frame), answers=False)
+
+    def _next_opaque(self) -> int:
+        """Return the number of a request: an int32, or no client can read it."""
+        self._opaque = self._opaque % 0x7FFFFFFF + 1
+        return self._opaque
 
     def _take_answer(self, connection: Connection, frame: Frame) -> None:
         asked = self._pop_asked(connection, frame.opaque)

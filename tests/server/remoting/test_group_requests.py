@@ -191,6 +191,17 @@ def test_a_question_is_passed_on_to_a_consumer_and_its_answer_back(desk: Desk) -
     assert admin.ask(Code.GET_CONSUMER_RUNNING_INFO, fields).code == 1
 
 
+def test_the_numbers_of_the_nodes_requests_fit_into_32_bits(desk: Desk) -> None:
+    """A client that reads a greater one ends its connection."""
+    client, admin = consumer(desk, "c1"), desk.client()
+    client.asked.clear()
+    desk.door._opaque = 2**31 - 2
+    for _ in range(2):
+        admin.send(Code.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "G", "clientId": "c1"})
+    desk.run()
+    assert [frame.opaque for frame in client.asked] == [2**31 - 1, 1]
+
+
 def test_a_message_is_consumed_directly() -> None:
     backend = FakeBackend()
     desk = Desk(backend)
