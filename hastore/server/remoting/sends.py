@@ -146,7 +146,7 @@ _SHORT_NAMES = SendNames(*"bdefghijlm")
 
 
 class Sent(NamedTuple):
-    """What an answer needs to know of a send. `unique`: its UNIQ_KEY, None for a batch."""
+    """What an answer needs to know of a send. `unique`: its UNIQ_KEY; a batch may have none."""
 
     request: RemotingRequest
     queue_id: int
@@ -340,7 +340,7 @@ class Sends:
         put = self._put_of(request, common.get("WAIT"))
         if new is not None:
             self._topics.make(new, put)  # appended before the message
-        respond = partial(self._answer, Sent(request, queue_id, None))
+        respond = partial(self._answer, Sent(request, queue_id, common.get("UNIQ_KEY")))
         since_ms = request.came_ms
         self._parts.puts.admit_own_record(put, records, respond, since_ms=since_ms)
 

@@ -254,6 +254,14 @@ def test_a_batch_is_stored_message_by_message(
         )
 
 
+@pytest.mark.parametrize("kind", [JSON, ROCKETMQ])
+def test_the_answer_to_a_batch_repeats_its_unique_key(client: RemotingClient, kind: int) -> None:
+    """Java's client gives each batch one, and its application the answer, as `transactionId`."""
+    given = fields(m="true", i=f"WAIT\x01true\x02UNIQ_KEY\x01{UNIQUE}\x02")
+    answer = client.ask(SEND_BATCH, given, batch(3), kind=kind)
+    assert (answer.code, answer.fields.get("transactionId")) == (Answer.SUCCESS, UNIQUE)
+
+
 def test_a_batch_is_stored_whole_or_not_at_all(
     backend: FakeBackend, client: RemotingClient
 ) -> None:
