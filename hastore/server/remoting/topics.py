@@ -119,7 +119,6 @@ class Topics:
         """Create a topic, or change it."""
         fields = request.frame.fields
         name = needed(fields, "topic")
-        known = self._store.topic_table.recorded(name)
         config = TopicConfig(
             name,
             number(fields, "readQueueNums", 0, _INT_MAX),
@@ -127,7 +126,7 @@ class Topics:
             number(fields, "perm", 0, _PERM_MAX),
             fields.get("order") == "true",
             number(fields, "topicSysFlag", 0, _INT_MAX) if fields.get("topicSysFlag") else 0,
-            _attributes({} if known is None else known.attributes, fields.get("attributes", "")),
+            _attributes(self._known(name), fields.get("attributes", "")),
         )
         self._set(config, partial(answer_change, request, "topic"))
 
@@ -145,13 +144,18 @@ class Topics:
         configs = [
             TopicConfig(
                 one.topic_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order,
-                one.topic_sys_flag, one.attributes or {},
+                one.topic_sys_flag, _altered(self._known(one.topic_name), one.attributes or {}),
             )
             for one in listed
         ]  # fmt: skip
         for config in configs:
             _check(config.name)
         change_each(self._door, request, "topic", configs, self._set)
+
+    def _known(self, topic: str) -> Mapping[str, str]:
+        """Return the attributes that a topic has."""
+        config = self._store.topic_table.recorded(topic)
+        return {} if config is None else config.attributes
 
     def _set(self, config: TopicConfig, respond: Respond, put: Put = PUT) -> None:
         _check(config.name)
@@ -343,4 +347,19 @@ def _attributes(known: Mapping[str, str], changes: str) -> dict[str, str]:
             found.pop(match[3], None)
         else:
             found[match[1]] = match[2]
+    return found
+
+
+def _altered(known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes after the changes of a list: `+a` and `a` are set, `-a` goes."""
+    found = dict(known)
+    for key, value in changes.items():
+        name = key[1:] if key.startswith(("+", "-")) else key
+        if not name:
+            text = f"attributes: {key!r:.40} is no name; write +NAME or -NAME"
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+        if key.startswith("-"):
+            found.pop(name, None)
+        else:
+            found[name] = value
     return found

@@ -177,6 +177,25 @@ def test_a_list_of_topics_is_made_up_to_the_first_that_fails(
         assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
 
 
+def test_a_list_changes_attributes_as_a_single_request_does(
+    client: RemotingClient, backend: FakeBackend
+) -> None:
+    """What it does not name stays: of a group's retries that is the group's settings."""
+    table = backend.store.topic_table
+    assert make(client, topic="%RETRY%g", attributes="+a=1,+b=2").code == Answer.SUCCESS
+    for changes, wanted in (
+        (None, {"a": "1", "b": "2"}),
+        ({"+message.type": "FIFO", "-a": "", "b": "3"}, {"b": "3", "message.type": "FIFO"}),
+    ):
+        one = {"topicName": "%RETRY%g", "readQueueNums": 2, "attributes": changes}
+        body = json.dumps({"topicConfigList": [one]}).encode()
+        assert client.ask(UPDATE_LIST, {}, body).code == Answer.SUCCESS
+        config = table.recorded("%RETRY%g")
+        assert config is not None and (config.read_queues, config.attributes) == (2, wanted)
+    body = b'{"topicConfigList":[{"topicName":"U","attributes":{"+":"1"}}]}'
+    assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
+
+
 def test_a_topic_without_queues_for_producers_takes_nothing(
     client: RemotingClient, backend: FakeBackend
 ) -> None:
