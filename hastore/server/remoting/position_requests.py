@@ -144,12 +144,14 @@ class PositionRequests:
     # -- how far it is
 
     def stats(self, request: RemotingRequest) -> None:
-        """Answer with a group's position in each queue of its topics, or of one of them."""
+        """Answer with a group's position in each queue of its topics, or of some of them."""
         fields = request.frame.fields
         group, only = needed(fields, "consumerGroup"), fields.get("topic")
+        listed = [one for one in fields.get("topicList", "").split(";") if one]  # since 5.3
+        named = list(dict.fromkeys(listed)) or ([only] if only else [])
 
         def then() -> None:
-            queues = self._queues_of(group, [only] if only else self._topics_of(group))
+            queues = self._queues_of(group, named or self._topics_of(group))
             until_ms = self._clock.monotonic_ms() + READ_MS
 
             def read() -> bytes:

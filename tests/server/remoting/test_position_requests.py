@@ -87,6 +87,12 @@ def test_the_progress_of_a_group(node: Node) -> None:
     node.commit(10)
     body = node.admin.ask(Code.GET_CONSUME_STATS, {"consumerGroup": "G", "topic": "T"}).body
     assert 0.0 < float(re.findall(rb'"consumeTps":([^,]*)', body)[0]) <= 0.1
+    node.commit(1, topic="U")
+    node.backend.put_encoded([record("U", b"x")])
+    for listed, topics in (("U;none;U", {"U"}), ("U;T", {"T", "U"}), ("", {"T", "U"})):
+        asked = {"consumerGroup": "G", "topicList": listed}  # as 5.3 asks for some topics
+        found = table(node.admin.ask(Code.GET_CONSUME_STATS, asked).body)
+        assert {topic for topic, _ in found} == topics
     unknown = node.admin.ask(Code.GET_CONSUME_STATS, {"consumerGroup": "X"})
     assert (unknown.code, table(unknown.body)) == (0, {})
 
