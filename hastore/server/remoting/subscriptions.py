@@ -151,7 +151,13 @@ class Subscriptions:
 
     def delete(self, request: RemotingRequest) -> None:
         """Give a group the default settings again; its topic and its positions stay."""
-        name = RETRY_PREFIX + needed(request.frame.fields, "groupName")
+        fields = request.frame.fields
+        name = RETRY_PREFIX + needed(fields, "groupName")
+        if fields.get("cleanOffset") == "true":  # mqadmin's -r
+            raise _invalid(
+                "a group's positions stay: delete it without -r (removeOffset); where it goes on,"
+                " `mqadmin resetOffsetByTime` says"
+            )
         known = self._store.topic_table.recorded(name)
         if known is None or ATTRIBUTE not in known.attributes:
             request.answer(Answer.SUCCESS)

@@ -85,6 +85,9 @@ def test_settings_are_set_read_changed_and_deleted(
     assert settings.refusal("g") is None and settings.find("g").retry_queue_nums == 0
     retries = backend.store.topic_table.recorded("%RETRY%g")
     assert (retries.read_queues, retries.write_queues) == (2, 1), "its messages stay readable"
+    both = client.ask(DELETE, {"groupName": "g", "cleanOffset": "true"})
+    assert both.code == Answer.INVALID_PARAMETER and "positions stay" in (both.remark or "")
+    assert settings.find("g").retry_queue_nums == 0, "nothing was done"
     assert client.ask(DELETE, {"groupName": "g", "cleanOffset": "false"}).code == Answer.SUCCESS
     assert settings.find("g") is DEFAULT
     assert client.ask(DELETE, {"groupName": "never"}).code == Answer.SUCCESS
