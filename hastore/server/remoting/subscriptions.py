@@ -25,7 +25,14 @@ from hastore.record.topic_records import MAX_QUEUES, OWN_PREFIX, TopicConfig
 from hastore.server.api.topics import Respond, TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, read_aside
-from hastore.server.remoting.topics import LIST_MAX, PUT, answer_change, change_each, version_of
+from hastore.server.remoting.topics import (
+    LIST_MAX,
+    PUT,
+    altered,
+    answer_change,
+    change_each,
+    version_of,
+)
 
 ATTRIBUTE = "hastore.group"  # of the topic %RETRY%<group>
 GROUP_NOT_EXIST = 26
@@ -129,6 +136,10 @@ class Subscriptions:
         change_each(self._door, request, "group", listed, self._set)
 
     def _set(self, settings: GroupSettings, respond: Respond) -> None:
+        before = self.find(settings.group_name).attributes
+        if settings.attributes or before:
+            both = altered(before or {}, settings.attributes or {})
+            settings = msgspec.structs.replace(settings, attributes=both)
         text = msgspec.json.encode(settings).decode()
         if len(text) > MAX_SETTINGS_BYTES:
             raise _invalid(f"{len(text)} bytes of settings; at most {MAX_SETTINGS_BYTES}")

@@ -144,7 +144,7 @@ class Topics:
         configs = [
             TopicConfig(
                 one.topic_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order,
-                one.topic_sys_flag, _altered(self._known(one.topic_name), one.attributes or {}),
+                one.topic_sys_flag, altered(self._known(one.topic_name), one.attributes or {}),
             )
             for one in listed
         ]  # fmt: skip
@@ -350,8 +350,8 @@ def _attributes(known: Mapping[str, str], changes: str) -> dict[str, str]:
     return found
 
 
-def _altered(known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Return attributes after the changes of a list: `+a` and `a` are set, `-a` goes."""
+def altered(known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes after changes in a body: `+a` and `a` are set, `-a` goes."""
     found = dict(known)
     for key, value in changes.items():
         name = key[1:] if key.startswith(("+", "-")) else key

@@ -93,6 +93,22 @@ def test_settings_are_set_read_changed_and_deleted(
     assert client.ask(DELETE, {"groupName": "never"}).code == Answer.SUCCESS
 
 
+def test_attributes_are_changed_by_their_signs(
+    client: RemotingClient, made: list[Subscriptions]
+) -> None:
+    """As mqadmin 5.3 sends them; what a change does not name stays."""
+    for changes, wanted in (
+        ({"+a": "1", "+b": "2"}, {"a": "1", "b": "2"}),
+        ({}, {"a": "1", "b": "2"}),
+        (None, {"a": "1", "b": "2"}),
+        ({"-a": "", "+b": "3"}, {"b": "3"}),
+    ):
+        assert update(client, attributes=changes).code == Answer.SUCCESS
+        assert made[0].find("g").attributes == wanted
+        assert json.loads(client.ask(ONE, {"group": "g"}).body)["attributes"] == wanted
+    assert update(client, attributes={"-": ""}).code == Answer.INVALID_PARAMETER
+
+
 def test_a_change_of_the_topic_keeps_the_settings(
     client: RemotingClient, made: list[Subscriptions]
 ) -> None:
