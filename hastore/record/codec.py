@@ -43,7 +43,12 @@ from hastore.record.layout import (
     offset_of,
     store_at,
 )
-from hastore.record.properties import decode_properties, encode_properties, find_property
+from hastore.record.properties import (
+    decode_properties,
+    encode_properties,
+    find_property,
+    without_crc,
+)
 
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
@@ -423,8 +428,10 @@ def decode_record(buffer: Buffer, at: int = 0) -> Record:
 def encode_moved(record: Record, topic: str, queue_id: int, **changes: Any) -> bytes:
     """Encode a record under another topic, as V2 if the topic has more than 127 bytes.
 
-    Raises MessageIllegalError as `encode_record`.
+    RocketMQ's checksum of the whole old record is left out. Raises MessageIllegalError as
+    `encode_record`.
     """
+    changes["properties"] = without_crc(changes.get("properties", record.properties))
     wide = len(topic.encode("utf-8", "surrogateescape")) > V1_MAX_TOPIC_BYTES
     magic = V2_MAGIC if wide else V1_MAGIC
     return encode_record(replace(record, topic=topic, queue_id=queue_id, magic=magic, **changes))
@@ -457,7 +464,7 @@ def join_moved(record: RawRecord, queue_id: int, *, prepared_transaction_offset:
     Raises MessageIllegalError as `encode_record`.
     """
     header, body, topic, properties = record
-    length = len(topic)
+    length, properties = len(topic), without_crc(properties)
     _check_lengths(topic, MAX_TOPIC_BYTES, properties)
     wide = length > V1_MAX_TOPIC_BYTES
     magic = V2_MAGIC if wide else V1_MAGIC

@@ -175,6 +175,14 @@ def without_properties(properties: bytes, names: Collection[bytes]) -> bytes:
     return b"\x02".join([one for one in pieces if one.partition(b"\x01")[0] not in names])
 
 
+_CRC = b"__CRC32#"  # of brokers with `enabledAppendPropCRC`, over all of a record
+
+
+def without_crc(properties: bytes) -> bytes:
+    """Return the raw properties of another record than the one that they were made for."""
+    return without_properties(properties, (_CRC,)) if _CRC in properties else properties
+
+
 PID = b"HS_PID"
 SEQ = b"HS_SEQ"
 PID_MARK = PID + b"\x01"  # a record without these bytes has no producer

@@ -128,6 +128,17 @@ def test_a_record_is_moved_without_decoding_it_as_with(
     )  # fmt: skip
 
 
+def test_a_moved_record_has_no_checksum_of_the_old_one() -> None:
+    """A RocketMQ 5.3 that checks them would take the record for damaged."""
+    own = b"KEYS\x01k\x02"
+    raw = encode_record(replace(decode_record(_stored(b"body")), properties=own))
+    for properties in (own + b"__CRC32#\x010123456789\x02", b"__CRC32#\x011\x02" + own):
+        record = replace(decode_record(raw), properties=properties)
+        moved = encode_moved(record, "U", 1), encode_moved(record, "U", 1, properties=properties)
+        joined = join_moved(split_record(encode_record(record)), 1, prepared_transaction_offset=0)
+        assert all(decode_record(one).properties == own for one in (*moved, joined))
+
+
 def test_what_is_no_record_is_not_split_and_too_much_is_not_joined() -> None:
     raw = _stored(b"body")
     broken = raw.replace(b"body", b"bodY")
