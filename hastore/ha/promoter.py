@@ -28,7 +28,7 @@ from hastore.ha.hello.peer import (
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.replica.receiver import Receiver
-from hastore.ha.replica.rewind import cut_back, entries_at
+from hastore.ha.replica.rewind import cut_back, entries_at, finish_cut
 from hastore.ha.rules.epochs import (
     EpochEntry,
     History,
@@ -260,6 +260,7 @@ class Promoter:
                 )
             member.gate.close()
             member.open_epoch = 0
+            finish_cut(member.store, member.state)  # one whose last write failed
             member.state.promise(epoch, required.acks, required.nodes)
         replies = ask_all(member, Purpose.PROMISE, acks=required.acks, nodes=required.nodes)
         for reply in replies:

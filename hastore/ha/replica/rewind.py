@@ -6,7 +6,8 @@ docs/failover.md, "Following and rejoin", has the rules.
       -> 4 cut the history and drop the intent, in one durable write
 
 After a crash between 2 and 4, `finish_cut` repeats steps 3 and 4 before any HELLO. A crash before 2
-leaves an unneeded archive, and nothing is cut.
+leaves an unneeded archive, and nothing is cut. If the write of step 4 fails, as on a full disk, it
+is repeated before the node follows a master or opens an epoch.
 """
 
 import logging

@@ -58,6 +58,7 @@ class ClassicHAClient(Follower):
         """Connect and stream until stopped."""
         while not self.stopping.is_set():
             try:
+                self._finish_cut()
                 self._cut_unreadable_tail()
                 if not self._master_sends_same():
                     self._follow()

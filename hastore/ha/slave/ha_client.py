@@ -20,7 +20,7 @@ from hastore.errors import HastoreError, ProtocolError, StoreFullError
 from hastore.ha.hello.peer import Call, ask_all, call, check_peer, telling_of_tampering
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
-from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at
+from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at, finish_cut
 from hastore.ha.rules.epochs import History, common_point
 from hastore.ha.slave.crc_check import DamagedRecordError
 from hastore.ha.slave.slave_stream import SlaveStream
@@ -75,6 +75,15 @@ class Follower(Service):
     def wake(self) -> None:
         """Let the thread see `stopping`."""
         self.drop_link()
+
+    def _finish_cut(self) -> None:
+        """Finish a cut whose last write failed: its intent must not outlive what follows the cut.
+
+        The next start would cut the log there once more, with all that came since.
+        """
+        member = self._member
+        with member.gate.lock:
+            finish_cut(member.store, member.state)
 
     def _run_stream(self, stream: SlaveStream, master: int | None, text: str) -> None:
         """Stream until the link ends, with or without an error."""
@@ -136,6 +145,7 @@ class HAClient(Follower):
 
     def _follow_once(self) -> bool:
         """Survey, say HELLO and obey the answer; True when this should be called again at once."""
+        self._finish_cut()
         replies = ask_all(self._member, Purpose.SURVEY)
         masters = [reply for reply in replies if reply.hello is not None and reply.hello.open_epoch]
         if not masters:

@@ -12,6 +12,7 @@ from hastore.errors import NotStoredError, PromotionRefused
 from hastore.ha import promoter
 from hastore.ha.hello import peer
 from hastore.ha.hello.accepting import AcceptSocketService
+from hastore.ha.node.node_state import CutIntent
 from hastore.protocol.hello import Promised, Purpose
 from hastore.service import raise_failure
 from hastore.store import replay
@@ -375,6 +376,15 @@ def test_an_epoch_starts_at_a_record(running):
     assert two.store.max_offset == end + 700 and two.store.whole_offset == end
     assert two.promote().start == end == two.store.max_offset
     assert two.put(b"of two") > end
+
+
+def test_a_cut_whose_last_write_failed_is_finished_before_the_epoch_opens(running):
+    one, two, _ = running
+    two.unfollow()
+    two.state.save(intent=CutIntent(two.store.max_offset, 1))  # and the bytes are cut
+    entry = two.promote()
+    assert two.state.data.intent is None  # or the next start cuts off all of the new epoch
+    assert two.state.history == (*one.state.history, entry)
 
 
 def test_a_restarted_node_keeps_promise_history_and_log(running, tmp_path):

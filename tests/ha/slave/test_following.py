@@ -262,6 +262,47 @@ def test_an_old_tail_is_archived_and_cut(make_group):
     assert one.state.data.intent is None and not one.state.data.unclean
 
 
+def test_a_cut_whose_last_write_failed_is_finished_before_anything_is_received(
+    make_group, monkeypatch
+):
+    group = make_group(3)
+    one, two, three = (group.start(n) for n in (1, 2, 3))
+    one.promote()
+    two.follow()
+    three.follow()
+    wait_for(lambda: two.linked and three.linked)
+    one.put_confirmed(b"shared")
+    in_step(one, two, three)
+    for node in (two, three):
+        node.unfollow()
+    one.put(b"nobody else has it")
+    one.member.step_down()
+    one.ha.close_epoch("the test wants it")
+    one.ha.acceptor.stop()
+    two.promote()
+    three.follow()
+    two.put_confirmed(b"of epoch 2")
+    save, failed = one.state.save, []
+
+    def full(**changes):
+        if "intent" in changes and changes["intent"] is None and not failed:
+            failed.append(changes)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(**changes)
+
+    monkeypatch.setattr(one.state, "save", full)
+    one.follow()
+    in_step(two, one, three)
+    assert failed and one.state.data.intent is None
+    two.put_confirmed(b"acknowledged")
+    in_step(two, one, three)
+    end = one.store.max_offset
+    one.stop()
+    again = group.start(1)
+    assert again.store.max_offset == end and b"acknowledged" in again.bytes()
+    assert again.state.history == two.state.history
+
+
 def test_confirmed_records_are_never_cut_without_accept_loss(make_group):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
