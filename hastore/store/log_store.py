@@ -844,7 +844,8 @@ class LogStore:
         If `offset` lies inside a record, that record is cut too; in a log of entries one ends
         there. The limits are lowered first. If a crash interrupts the cut, recovery then finds the
         end of a whole record, and does not count the cut bytes as missing.
-        Raises UsageError for an offset outside the log, StoreBrokenError if the disk fails.
+        Raises UsageError for an offset outside the log, StoreBrokenError if the disk fails, or if
+        the records are damaged that must be read again for what is derived.
         """
         log = self.log
         with self._stopped():
@@ -859,7 +860,10 @@ class LogStore:
             self.flush_service.reset(min(self.flush_service.flushed_offset, offset))
             # Puts have added records beyond replay's offset to the queue offsets and to the
             # deduplication window. Both are cut to that offset, and replay adds the rest again.
-            self.replay.truncate(min(offset, self.replay.dispatched_offset))
+            try:
+                self.replay.truncate(min(offset, self.replay.dispatched_offset))
+            except StoreError as failure:  # what must be read again for that is damaged
+                raise self._health.fail("a cut of the log failed", failure) from failure
             self._lower_checkpoint()
             self.cuts.note_made(offset)
 

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from hastore.config.model import RetentionConfig
-from hastore.errors import StoreError, StoreFullError, UsageError
+from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import REAL, RealFile, RealFileSystem
 from hastore.record.codec import check_record, decode_record
+from hastore.record.transactions import HALF_TOPIC
 from hastore.security.audit_log import AuditLog
 from hastore.server.callbacks import connect_audit
 from hastore.service import raise_failure
@@ -152,6 +153,30 @@ def test_what_a_cut_takes_because_of_damage_is_archived_too(tmp_path: Path) -> N
         assert store.max_offset == offsets[3]
         kept = (tmp_path / "a/rescued/x" / ("0" * 20)).read_bytes()
         assert kept[offsets[4] : offsets[15]] == whole[offsets[4] : offsets[15]]
+
+
+def test_a_cut_that_must_read_damaged_records_again_closes_the_store(tmp_path: Path) -> None:
+    """Replay would go on behind the log's end: what comes there next would be in no queue."""
+    half = [("TRAN_MSG", "true"), ("UNIQ_KEY", "u"), ("PGROUP", "g")]
+    half += [("REAL_TOPIC", "TopicA"), ("REAL_QID", "0")]
+    store = MessageStore(config(tmp_path), store_host=HOST)
+    store.open()
+    put(store, message(0, topic=HALF_TOPIC, properties=half))
+    assert store.wait_dispatched(store.max_offset, 60)
+    offsets = fill(store, 20)
+    assert store.wait_dispatched(store.max_offset, 60)
+    scribble(log_file(tmp_path), offsets[3] + 4, b"????")
+    with pytest.raises(StoreBrokenError, match="a cut of the log failed: .* holds no record"):
+        store.truncate(offsets[15])
+    with pytest.raises(StoreBrokenError):
+        put(store, message(99))
+    with pytest.raises(StoreBrokenError):
+        store.close()
+    scribble(log_file(tmp_path), offsets[3] + 4, message(3, size=1000)[4:8])  # a repair
+    with opened(tmp_path) as store:
+        assert store.max_offset == offsets[15]
+        put(store, message(15, size=1000))
+        assert bodies(store) == [body(n) for n in range(16)]
 
 
 @pytest.mark.parametrize("code", [errno.EDQUOT, errno.ENOSPC, errno.EIO])
