@@ -301,7 +301,8 @@ class RoleService(Service):
                 self._member.role = role.value
                 if role is Role.ASYNC_MASTER:
                     log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
-            self._member.state.save(role_followed=role)
+            if self.mode is not RoleMode.PROMOTING:  # else a restart would take it for followed
+                self._member.state.save(role_followed=role)
         elif role.is_master:
             flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
             # Options are of this moment, and of the epoch that this node knows.

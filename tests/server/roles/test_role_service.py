@@ -327,3 +327,21 @@ def test_a_master_goes_on_until_its_new_epoch_can_begin(tmp_path: pathlib.Path) 
         assert not any("no new epoch" in each for each in one.backend.problems())
     finally:
         nodes.stop()
+
+
+def test_a_waiting_order_outlives_a_change_of_the_masters_role_and_a_restart(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The first start of a group: a change of SYNC_MASTER to ASYNC_MASTER is no promotion yet."""
+    nodes = Nodes(tmp_path, 3, 1)
+    try:
+        one = nodes.start(1, Role.SYNC_MASTER)
+        wait_for(lambda: "waiting for node 2, 3" in str(one.roles.reason))
+        order(nodes, 1, Role.ASYNC_MASTER)
+        wait_for(lambda: one.roles.configured_role is Role.ASYNC_MASTER)
+        nodes.stop(1)
+        one = nodes.start(1, Role.ASYNC_MASTER)
+        two = nodes.start(2, Role.SLAVE)
+        wait_for(lambda: linked(two) and writable(one))
+    finally:
+        nodes.stop()
