@@ -903,11 +903,12 @@ class LogStore:
         bare = folder.rpartition("/")[2]
         self.cuts.note(bare, offset, self.log.max_offset, messages, all_counted=all_counted)
 
-    def set_aside(self, name: str) -> str:
+    def set_aside(self, name: str, shared: int | None = None) -> str:
         """Move log, queues and index to `rescued/<name>/`, and start an empty log.
 
-        Returns that folder. Raises StoreFullError, with nothing changed, if there is no room for
-        the files of another log.
+        Up to offset `shared` others have the log too; None: up to the confirmed offset. Messages
+        beyond it are told as cut. Returns that folder. Raises StoreFullError, with nothing changed,
+        if there is no room for the files of another log.
         """
         needed = 2 * self.file_size
         folder = rescue_folder(self._fs, self._root, name)
@@ -921,7 +922,8 @@ class LogStore:
                     needed_bytes=needed,
                 )
             # What is confirmed is on other nodes too; the rest may be nowhere else.
-            self._note_cut(folder, max(self.log.min_offset, self.confirmed_offset))
+            shared = self.confirmed_offset if shared is None else shared
+            self._note_cut(folder, max(self.log.min_offset, min(shared, self.log.max_offset)))
             self._move_log(folder)
             self.cuts.note_made(0)
         self.rescued.look()

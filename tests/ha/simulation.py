@@ -217,7 +217,8 @@ class MemoryLog:
         self.confirmed_offset = min(self.confirmed_offset, end)
         self.readable_offset = min(self.readable_offset, end)
 
-    def set_aside(self, name: str) -> str:
+    def set_aside(self, name: str, shared: int | None = None) -> str:
+        del shared
         self._effect()
         self.min_offset = 0
         self._cut(0)

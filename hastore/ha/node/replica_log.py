@@ -103,8 +103,11 @@ class ReplicaLog(Protocol):
         """Start an empty log at `offset`."""
         ...
 
-    def set_aside(self, name: str) -> str:
-        """Move all files to `rescued/<name>/`, and return that path; the log is then empty."""
+    def set_aside(self, name: str, shared: int | None = None) -> str:
+        """Move all files to `rescued/<name>/`, and return that path; the log is then empty.
+
+        Messages beyond `shared` (None: the confirmed offset) may be nowhere else, and are told.
+        """
         ...
 
     def archive(self, offset: int, name: str) -> int:

@@ -137,6 +137,12 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
     return min(my_range, their_range), index + 1
 
 
+def named_common(mine: History, my_end: int, theirs: History, their_end: int) -> int:
+    """Return the last common point if a node wrote the bytes before it; 0 if that is not known."""
+    common, kept = common_point(mine, my_end, theirs, their_end)
+    return common if kept and mine[kept - 1].epoch not in _NAMELESS else 0
+
+
 def classic_range(
     mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
 ) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ from hastore.ha.hello.peer import Call, ask_all, call, check_peer, telling_of_ta
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at, finish_cut
-from hastore.ha.rules.epochs import History, common_point
+from hastore.ha.rules.epochs import History, common_point, named_common
 from hastore.ha.slave.crc_check import DamagedRecordError
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
@@ -306,6 +306,12 @@ class HAClient(Follower):
             self._told_shared = (member.state.history, answer.entries)
         self.accept_loss = False
 
+    def _shared_with(self, master: Hello) -> int:
+        """Return up to which confirmed offset the master's history has this log too."""
+        store, mine = self._member.store, self._member.state.history
+        end = named_common(mine, store.max_offset, master.history, master.max_offset)
+        return min(end, store.confirmed_offset)
+
     def _resync(self, master: Hello, answer: Resync) -> None:
         """Set the store aside and start empty at the master's first offset.
 
@@ -330,8 +336,11 @@ class HAClient(Follower):
                     f"has only {free} free; make room, for example in {root}/rescued",
                     needed_bytes=needed,
                 )
+            # What --accept-loss gives up may be confirmed, and yet be on no other node.
+            shared = self._shared_with(master) if self.accept_loss else None
             state.save(unclean=True, aside=state.data.aside + 1)
-            kept = store.set_aside(f"{state.last_epoch}-{store.min_offset}-{state.data.aside}")
+            name = f"{state.last_epoch}-{store.min_offset}-{state.data.aside}"
+            kept = store.set_aside(name, shared)
             store.begin_at(answer.offset)
             state.replace_history(answer.entries)
             # The master's retention may have removed bytes that were never confirmed. So of the

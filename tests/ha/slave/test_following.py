@@ -321,6 +321,25 @@ def test_confirmed_records_are_never_cut_without_accept_loss(make_group):
     assert b"of two" in two.bytes()
 
 
+def test_confirmed_records_that_are_given_up_with_the_whole_log_are_told(make_group):
+    group = make_group(2)
+    one, two = group.start(1), group.start(2)
+    two.promote()
+    two.put(b"of two", b"of two")
+    two.member.step_down()
+    two.ha.close_epoch("x")
+    two.ha.acceptor.stop()
+    two.store.set_limits(confirmed=two.store.max_offset)
+    one.promote()
+    one.put(b"of one")
+    two.follow()
+    wait_for(lambda: "--accept-loss" in (two.client.problem or ""))
+    two.client.accept_loss = True  # hastore demote --accept-loss
+    in_step(one, two)
+    (cut,) = two.store.cuts.all
+    assert (cut.messages, cut.start_offset) == (2, 0)
+
+
 def test_a_slave_beyond_reach_sets_its_store_aside(make_group):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
