@@ -216,6 +216,7 @@ class HAClient(Follower):
     def _act_on(self, opened: Call) -> bool:
         answer = opened.answer
         if isinstance(answer, StreamFrom):
+            self.accept_loss = False  # it was for this master, and is not needed
             self._stream_from(opened, answer.offset)
             return True
         if isinstance(answer, RewindTo):

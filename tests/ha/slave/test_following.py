@@ -340,6 +340,17 @@ def test_confirmed_records_that_are_given_up_with_the_whole_log_are_told(make_gr
     assert (cut.messages, cut.start_offset) == (2, 0)
 
 
+def test_accept_loss_that_was_not_needed_does_not_count_later(pair):
+    """Another master may come in a year, and the group disagree with it."""
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    slave.client.accept_loss = True  # hastore demote --accept-loss, to be on the safe side
+    slave.client.drop_link()
+    wait_for(lambda: not slave.client.accept_loss, "the use of the option")
+    wait_for(lambda: slave.linked)
+    in_step(master, slave)
+
+
 def test_a_slave_beyond_reach_sets_its_store_aside(make_group):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
