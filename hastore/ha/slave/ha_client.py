@@ -327,7 +327,8 @@ class HAClient(Follower):
                 "of its history names the bytes with which its log begins; run `hastore promote` "
                 f"on node {master.node}: its new epoch does"
             )
-        needed = master.max_offset - answer.offset
+        # All of it is known before the first change, also what `set_aside` needs.
+        needed = max(master.max_offset - answer.offset, 2 * store.file_size)
         with member.gate.lock:
             self._check_promise(master)
             free, root = store.free_bytes(), member.config.store.root

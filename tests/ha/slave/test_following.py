@@ -449,7 +449,8 @@ def test_a_slave_does_not_begin_anew_for_ever(make_group, monkeypatch):
     in_step(one, two)
 
 
-def test_a_resync_without_room_changes_nothing(make_group, monkeypatch):
+@pytest.mark.parametrize("free", [0, FILE_SIZE])  # too few for the files of another log
+def test_a_resync_without_room_changes_nothing(make_group, monkeypatch, free):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
     two.promote()
@@ -459,11 +460,11 @@ def test_a_resync_without_room_changes_nothing(make_group, monkeypatch):
     one.promote()
     one.put(b"of one")
     mine = two.bytes()
-    monkeypatch.setattr(two.store, "free_bytes", lambda: 0)
+    monkeypatch.setattr(two.store, "free_bytes", lambda: free)
     two.follow()
     wait_for(lambda: "make room" in (two.client.no_room or ""))
     assert two.client.problem == two.client.no_room and two.config.store.root in two.client.problem
-    assert two.bytes() == mine and not two.state.data.unclean
+    assert two.bytes() == mine and not two.state.data.unclean and not two.state.data.aside
     monkeypatch.undo()
     two.client.drop_link()
     in_step_when_confirmed(one, two)
