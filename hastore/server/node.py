@@ -192,10 +192,10 @@ class Node(BaseNode):
             self.registry.load()
         else:
             self._memory.forget()
-        state, alone = self.state, len(self.config.nodes) == 1
+        state = self.state
         known = state.has_started
         if self.store.limits_lost(known=known):  # the open makes a new page
-            state.note_lost_limits(alone=alone)
+            state.note_lost_limits(alone=state.is_alone(self.config.nodes))
         intent = state.data.intent
         self.store.open(
             intent_offset=None if intent is None else intent.offset,
@@ -214,7 +214,7 @@ class Node(BaseNode):
                 "master until they have been compared with a master's log"
             )
         finish_cut(store, state)
-        alone = len(config.nodes) == 1
+        alone = state.is_alone(config.nodes)
         state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
         # Readers get the log up to the confirmed offset; if the log is a RocketMQ master's, up to
         # the whole offset. A link, or the opening of an epoch, sets a new limit later.

@@ -22,7 +22,7 @@ import pytest
 from hastore.config.model import NodeAddress, RetentionConfig, Role
 from hastore.errors import Status, StoreBrokenError, StoreError, StoreInUseError
 from hastore.fs.filesystem import REAL
-from hastore.ha.node.node_state import NodeState
+from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.server import run
 from hastore.server.node import Node
 from tests.server.kit import config_of, running
@@ -69,6 +69,18 @@ class Refusing:
             self.refused += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         REAL.replace_bytes(path, data)
+
+
+class Rebooted:
+    """The real file system, after another boot of the machine."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(REAL, name)
+
+    def read_bytes(self, path: str, *limit: int) -> bytes:
+        if path == BOOT_ID_PATH:
+            return b"12345678-1234-1234-1234-123456789abc\n"
+        return REAL.read_bytes(path, *limit)
 
 
 class _Unlocking:
@@ -307,3 +319,20 @@ def test_a_signal_is_obeyed_at_whatever_step_of_the_wait_it_comes(
         if node.passes > 3:  # it came after a whole pass: all steps were tried
             break
     assert step > 20
+
+
+def test_a_power_loss_counts_though_the_other_nodes_were_taken_out_of_the_file(
+    tmp_path: pathlib.Path,
+) -> None:
+    """They may have what this node has lost, and was acknowledged."""
+    alone = config_of(tmp_path / "node")
+    other = NodeAddress(api="tcp://127.0.0.1:1", ha="127.0.0.1:1", http="127.0.0.1:1")
+    pair = msgspec.structs.replace(alone, nodes={**alone.nodes, 2: other}, acks=1)
+    with running(Node(pair, lambda: None)) as node:
+        assert node.state.history[-1].nodes == (1, 2)
+    state = NodeState(REAL, alone.store.root)
+    state.load(1, "test", "g0")
+    state.save(clean_stop=False)
+    with running(Node(alone, lambda: None, fs=Rebooted())) as node:
+        assert node.state.data.unclean and not node.member.open_epoch
+        assert "unclean: node 1" in str(node.roles.reason)

@@ -178,6 +178,14 @@ class NodeState:
                 history=keep_until(data.history, log_end),
             )
 
+    def is_alone(self, nodes: Iterable[int]) -> bool:
+        """Whether no other node can have what this one has acknowledged.
+
+        `nodes`, those of the file, do not suffice for that: the lists that may be in force count.
+        """
+        known = (*self.data.node_lists, tuple(nodes))
+        return all(node == self.data.node for one in known for node in one)
+
     @property
     def has_started(self) -> bool:
         """Whether a node has run with this store: then it has a limits page."""
