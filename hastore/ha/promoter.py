@@ -28,7 +28,7 @@ from hastore.ha.hello.peer import (
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.replica.receiver import Receiver
-from hastore.ha.replica.rewind import cut_back, entries_at, finish_cut
+from hastore.ha.replica.rewind import cut_back, entries_at, finish_cut, refuse_loss
 from hastore.ha.rules.epochs import (
     EpochEntry,
     History,
@@ -121,7 +121,7 @@ class Promoter:
                 "--no-catch-up was given; promote it, or leave the flag out",
                 final=True,
             )
-        self._require_room(best)
+        self._require_room(best, self._require_common(best, replies, answers[0], flags))
         self._require_replay()
         epoch = next_epoch(self._greatest_seen(replies), member.config.node)
         before_promise()
@@ -177,11 +177,38 @@ class Promoter:
                 final=True,
             )
 
-    def _require_room(self, best: PeerAnswer) -> None:
-        """Refuse before the promises if the catch-up would fill the disk."""
+    def _require_common(
+        self, best: PeerAnswer, replies: list[SurveyReply], own: PeerAnswer, flags: Flags
+    ) -> int:
+        """Refuse for good, before the promises, a catch-up that could not begin.
+
+        Return how many bytes it would cut of this log as it was surveyed: `own`. It may have grown
+        since, because this node still follows.
+        """
+        source = next((reply for reply in replies if reply.node == best.node), None)
+        if source is None or source.hello is None:
+            return 0  # no other node is ahead
+        catch_up = CatchUp(
+            self._member, 0, source.node, source.address, source.hello.history,
+            source.hello.min_offset, best.log_end, flags.accept_loss, lambda _done, _due: None,
+        )  # fmt: skip
+        member = self._member
+        with member.gate.lock:
+            if member.state.last_epoch != own.last_epoch or member.store.max_offset < own.log_end:
+                raise PromotionRefused("this log has changed during the survey; trying again")
+            try:
+                return own.log_end - catch_up.common(own.log_end)[0]
+            except GroupDisagrees as error:
+                raise PromotionRefused(str(error), final=True) from error
+
+    def _require_room(self, best: PeerAnswer, tail: int) -> None:
+        """Refuse before the promises if the catch-up would fill the disk.
+
+        The last `tail` bytes of this log are archived first.
+        """
         store = self._member.store
         present_files_end = store.max_offset + -store.max_offset % store.file_size
-        needed, free = best.log_end - present_files_end, store.free_bytes()
+        needed, free = max(0, best.log_end - present_files_end) + tail, store.free_bytes()
         if needed > free:
             raise PromotionRefused(
                 f"node {best.node} is ahead, and this node's disk has {free:,} bytes free of the "
@@ -416,10 +443,24 @@ class CatchUp:
     def _cut(self) -> None:
         """Cut this log to the common point; the caller holds the gate's lock."""
         store, state = self.member.store, self.member.state
-        node, history, end, mine = self.node, self.history, self.end, state.history
-        common, kept = common_point(mine, store.max_offset, history, end)
-        foreign = not mine and store.max_offset > 0
-        if not kept and forgotten_end(mine, store.max_offset, history, end):
+        common, kept = self.common(store.max_offset)
+        if common < store.max_offset:
+            cut_back(
+                store, state, common, entries_at(state.history, common, kept),
+                accept_loss=self.accept_loss, why=f"node {self.node} is ahead",
+            )  # fmt: skip
+
+    def common(self, my_end: int) -> tuple[int, int]:
+        """Return the common point, and how many own entries are shared; changes nothing.
+
+        This log ends at `my_end`, or did so when the source described itself.
+        Raises PromotionRefused, final, and GroupDisagrees as `complete` does.
+        """
+        store, mine = self.member.store, self.member.state.history
+        node, history, end = self.node, self.history, self.end
+        common, kept = common_point(mine, my_end, history, end)
+        foreign = not mine and my_end > 0
+        if not kept and forgotten_end(mine, my_end, history, end):
             raise PromotionRefused(
                 f"node {node} is ahead, and the two logs diverged more epochs ago than a history "
                 f"holds; promote node {node}; this node then copies its log",
@@ -433,7 +474,7 @@ class CatchUp:
                 final=True,
             )
         blind = nothing_to_compare(
-            mine, store.min_offset, store.max_offset, history, self.source_min, end
+            mine, store.min_offset, my_end, history, self.source_min, end
         )
         if blind or common < min(self.source_min, end):
             raise PromotionRefused(
@@ -441,11 +482,9 @@ class CatchUp:
                 f"common point {common}; promote node {node}",
                 final=True,
             )
-        if common < store.max_offset:
-            cut_back(
-                store, state, common, entries_at(mine, common, kept),
-                accept_loss=self.accept_loss, why=f"node {node} is ahead",
-            )  # fmt: skip
+        if common < my_end and not self.accept_loss:
+            refuse_loss(store, common, f"node {node} is ahead")
+        return common, kept
 
     def _digest(self) -> dict[str, Any]:
         return digest_fields(self.member, self.history, self.source_min, self.end)

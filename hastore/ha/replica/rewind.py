@@ -45,14 +45,9 @@ def cut_back(
             f"{why}: cannot cut at {offset} and keep {entries} history entries: this log covers "
             f"[{store.min_offset}, {end}) and has {len(state.history)} entries"
         )
-    if loses_confirmed(store, offset):
-        if not accept_loss:
-            raise GroupDisagrees(
-                f"{why}: cutting at {offset} would lose confirmed records up to "
-                f"{store.confirmed_offset}; the group disagrees. Compare `hastore status` of all "
-                "nodes; to give up these records here (they are archived under rescued/), run "
-                "`hastore demote --accept-loss` for this node"
-            )
+    if not accept_loss:
+        refuse_loss(store, offset, why)
+    elif loses_confirmed(store, offset):
         log.error(
             "%s: --accept-loss gives up confirmed records, bytes %d to %d",
             *(why, offset, store.confirmed_offset),
@@ -74,6 +69,17 @@ def loses_confirmed(store: ReplicaLog, cut: int) -> bool:
     first = store.after_blank(cut)
     size = store.record_size(first)
     return cut_loses_confirmed(first, store.confirmed_offset, size, store.whole_offset)
+
+
+def refuse_loss(store: ReplicaLog, cut: int, why: str) -> None:
+    """Raise GroupDisagrees if a cut at `cut` would lose a whole confirmed record of this log."""
+    if loses_confirmed(store, cut):
+        raise GroupDisagrees(
+            f"{why}: cutting at {cut} would lose confirmed records up to "
+            f"{store.confirmed_offset}; the group disagrees. Compare `hastore status` of all "
+            "nodes; to give up these records here (they are archived under rescued/), run "
+            "`hastore demote --accept-loss` for this node"
+        )
 
 
 def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:

@@ -15,7 +15,7 @@ from hastore.ha.hello.accepting import AcceptSocketService
 from hastore.ha.node.node_state import CutIntent
 from hastore.protocol.hello import Promised, Purpose
 from hastore.service import raise_failure
-from hastore.store import replay
+from hastore.store import replay, retention
 from tests.ha.nodes import FILE_SIZE, wait_for
 from tests.ha.slave.test_following import fill
 
@@ -174,6 +174,11 @@ def test_a_candidate_cuts_its_own_tail_to_follow_the_most_advanced(running):
     assert two.put_confirmed(b"of two")[0] == "PUT_OK"  # shorter, but of a later epoch
     two.unfollow()
     last.unfollow()
+    one.store.free_bytes = lambda: 4000  # the tail is archived first
+    with pytest.raises(PromotionRefused, match="make room"):
+        one.promote()
+    assert two.member.open_epoch
+    del one.store.free_bytes
     entry = one.promote()
     assert entry.start == two.store.max_offset and one.bytes(0, entry.start) == two.bytes()
     assert b"of two" in one.bytes()
@@ -474,6 +479,39 @@ def test_a_candidate_without_room_for_the_catch_up_fences_nobody(running):
     assert one.member.open_epoch and one.put_confirmed(b"y")[0] == "PUT_OK" and two.linked
     del last.store.free_bytes
     assert last.promote(again=True).start == one.store.max_offset
+
+
+def test_a_candidate_that_could_not_catch_up_fences_nobody(running, monkeypatch):
+    """It was away until retention had removed what it lacks, and was promoted before a resync."""
+    one, two, last = running
+    two.unfollow()
+    fill(one, one.store.max_offset + 3 * FILE_SIZE)
+    in_step(one, last)
+    one.store.flush()
+    monkeypatch.setattr(retention, "expired_files", lambda *_: 2)
+    assert one.store.retention.delete_expired(None) == 2
+    monkeypatch.undo()
+    with pytest.raises(PromotionRefused, match="its log begins at .* promote node 1") as refused:
+        two.promote()
+    assert refused.value.final and two.state.data.promised_epoch == one.member.open_epoch
+    assert one.put_confirmed(b"the master goes on")[0] == "PUT_OK"
+
+
+def test_a_candidate_that_would_cut_what_is_confirmed_fences_nobody(make_group):
+    group = make_group(2)
+    one, two = group.start(1), group.start(2)
+    two.promote()
+    two.put(b"of two")
+    two.member.step_down()
+    two.ha.close_epoch("x")
+    close(two)
+    two.store.set_limits(confirmed=two.store.max_offset)  # a false one
+    one.promote()
+    one.put(b"of one", b"of one")
+    with pytest.raises(PromotionRefused, match="would lose confirmed records") as refused:
+        two.promote()
+    assert refused.value.final and one.member.open_epoch and b"of two" in two.bytes()
+    assert two.promote(accept_loss=True).start == one.store.max_offset
 
 
 @pytest.mark.usefixtures("quick_replay")
