@@ -867,6 +867,11 @@ class LogStore:
             self._lower_checkpoint()
             self.cuts.note_made(offset)
 
+    def cut_point(self, offset: int) -> int:
+        """Return where a cut at `offset` would begin; see `truncate`."""
+        with self.log.lock:
+            return self._cut_point(offset)
+
     def _cut_point(self, offset: int) -> int:
         """Return where a cut at `offset` begins; the log is locked.
 

@@ -154,6 +154,9 @@ class MemoryLog:
             return None
         return size_of(value) if offset + size_of(value) <= self.whole_offset else None
 
+    def cut_point(self, offset: int) -> int:
+        return offset
+
     def after_blank(self, offset: int) -> int:
         return offset
 

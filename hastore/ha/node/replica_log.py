@@ -114,6 +114,10 @@ class ReplicaLog(Protocol):
         """Copy the log beyond `offset` to `rescued/<name>/`, synced; return the bytes copied."""
         ...
 
+    def cut_point(self, offset: int) -> int:
+        """Return where a cut at `offset` begins: there, or further back because of damage."""
+        ...
+
     def truncate(self, offset: int) -> None:
         """Cut the log, its queues and its index at `offset`; the cut is synced."""
         ...

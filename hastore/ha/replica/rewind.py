@@ -36,8 +36,8 @@ def cut_back(
 
     The first `entries` history entries stay. With `archive` False nothing is archived: the master
     has just sent this tail and will send it again. The caller holds the gate's lock. Raises
-    GroupDisagrees when a whole confirmed record would be cut and `accept_loss` is False. Raises
-    ReplicationError when `offset` or `entries` are outside this log.
+    GroupDisagrees when a whole confirmed record would be cut and `accept_loss` is False
+    (`refuse_loss`). Raises ReplicationError when `offset` or `entries` are outside this log.
     """
     end = store.max_offset
     if not store.min_offset <= offset <= end or not 0 <= entries <= len(state.history):
@@ -46,7 +46,7 @@ def cut_back(
             f"[{store.min_offset}, {end}) and has {len(state.history)} entries"
         )
     if not accept_loss:
-        refuse_loss(store, offset, why)
+        refuse_loss(store, offset, why, comes_again=not archive)
     elif loses_confirmed(store, offset):
         log.error(
             "%s: --accept-loss gives up confirmed records, bytes %d to %d",
@@ -71,14 +71,25 @@ def loses_confirmed(store: ReplicaLog, cut: int) -> bool:
     return cut_loses_confirmed(first, store.confirmed_offset, size, store.whole_offset)
 
 
-def refuse_loss(store: ReplicaLog, cut: int, why: str) -> None:
-    """Raise GroupDisagrees if a cut at `cut` would lose a whole confirmed record of this log."""
+def refuse_loss(store: ReplicaLog, cut: int, why: str, *, comes_again: bool = False) -> None:
+    """Raise GroupDisagrees if a cut at `cut` would lose a whole confirmed record of this log.
+
+    Damage may lead the cut further back. That does no harm if the master sends it all again now.
+    """
     if loses_confirmed(store, cut):
         raise GroupDisagrees(
             f"{why}: cutting at {cut} would lose confirmed records up to "
             f"{store.confirmed_offset}; the group disagrees. Compare `hastore status` of all "
             "nodes; to give up these records here (they are archived under rescued/), run "
             "`hastore demote --accept-loss` for this node"
+        )
+    begin = cut if comes_again else store.cut_point(cut)
+    if begin < cut and loses_confirmed(store, begin):
+        raise GroupDisagrees(
+            f"{why}: the log is damaged at {begin}, and a cut at {cut} would lose all from there "
+            f"on, with confirmed records up to {store.confirmed_offset}: stop the node and repair "
+            "it (`hastore log repair -c FILE`); to give up these records here, run `hastore demote "
+            "--accept-loss` for this node"
         )
 
 

@@ -6,10 +6,12 @@ import random
 import pytest
 
 from hastore.errors import GroupDisagrees, ReplicationError
+from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import CutIntent, NodeState
 from hastore.ha.replica.rewind import cut_back, finish_cut
 from hastore.ha.rules.epochs import EpochEntry
 from tests.ha.simulation import Crash, MemoryFiles, MemoryLog, size_of
+from tests.store.kit import log_file, message, opened, put, scribble
 
 E1, E2 = 1 << 16 | 1, 2 << 16 | 2
 VALUES = (2, 1, 5, 3, 8)  # records of 3, 2, 3, 1 and 3 bytes: [0, 3, 5, 8, 9, 12)
@@ -155,3 +157,22 @@ def test_without_an_intent_nothing_is_finished():
     disk = Disk()
     finish_cut(disk.store, disk.state)
     assert disk.store.max_offset == 12 and disk.state.history == HISTORY
+
+
+def test_damage_does_not_lead_a_cut_back_into_what_is_confirmed(tmp_path):
+    with opened(tmp_path) as store:
+        offsets = [put(store, message(n, size=1000))[0].offset for n in range(20)]
+        assert store.wait_dispatched(store.max_offset, 60)
+        store.set_limits(confirmed=offsets[15])
+        state = NodeState(REAL, str(tmp_path))
+        state.load(1, "c", "g")
+        state.save(history=(EpochEntry(E1, 0, 1, (1, 2)),))
+        end, whole = store.max_offset, log_file(tmp_path)
+        for bad in (offsets[3], offsets[15]):  # sizes lead from the one to the other
+            scribble(whole, bad + 4, b"????")
+        with pytest.raises(GroupDisagrees, match=f"damaged at {offsets[3]}.*log repair"):
+            cut_back(store, state, offsets[15], 1, accept_loss=False, why="a test")
+        assert store.max_offset == end and state.data.intent is None
+        scribble(whole, offsets[3] + 4, message(3, size=1000)[4:8])  # repaired
+        cut_back(store, state, offsets[15], 1, accept_loss=False, why="a test")
+        assert store.max_offset == offsets[15]
