@@ -397,7 +397,7 @@ class BaseNode:
             on_failure=self._on_failure,
         )  # fmt: skip
 
-    def _mend(self, walk: LogWalk, damage: Damage) -> Mended:
+    def _mend(self, walk: LogWalk, damage: Damage, times_cut: int) -> Mended:
         """Repair a damaged range of the log from another node."""
         nodes = [node for node in self._known_nodes if node != self.config.node]
         store, stopping = self.backend.store, self.scrub.stopping
@@ -407,7 +407,7 @@ class BaseNode:
                 raise ReplicationError("this node stops")
             return self._dial_repair(node, start, end)
 
-        return mend_from(store, self._own_epochs(), nodes, dial, walk, damage)
+        return mend_from(store, self._own_epochs(), nodes, dial, walk, damage, times_cut)
 
     def scrub_status(self) -> dict[str, Any]:
         """Return how far the log was scrubbed, what was found, and what was repaired."""

@@ -25,12 +25,12 @@ Dial = Callable[[int, int, int], Call]
 class RunningLog:
     """The log of an open store, as the damaged one."""
 
-    def __init__(self, store: LogStore, epochs: EpochStarts | None) -> None:
+    def __init__(self, store: LogStore, epochs: EpochStarts | None, times_cut: int) -> None:
         self.form = store.log.form
         self.file_size = store.file_size
         self.epochs = epochs
         self._store = store
-        self._cuts = store.times_cut
+        self._cuts = times_cut
 
     def read(self, offset: int, size: int) -> bytes:
         """Return at most so many bytes, in one file. Raises StoreError, UsageError, OSError."""
@@ -89,11 +89,13 @@ def mend_from(
     dial: Dial,
     walk: LogWalk,
     damage: Damage,
+    times_cut: int,
 ) -> Mended:
     """Repair the range that `walk` over the log has just returned, from the first node that fits.
 
-    `epochs` is the node's history, None in mode dledger. Raises nothing for a failure of a node or
-    of a write: the result says it.
+    `epochs` is the node's history, None in mode dledger. Nothing is written if the log was cut
+    since `times_cut` was read, before the walk: other records may be there now. Raises nothing for
+    a failure of a node or of a write: the result says it.
     """
     sources, refusals = [], []
     for node in nodes:
@@ -102,7 +104,7 @@ def mend_from(
         except Unfit as unfit:
             refusals.append(f"node {node}: {unfit}")
     try:
-        mended = Mender(RunningLog(store, epochs), sources).mend(walk, damage)
+        mended = Mender(RunningLog(store, epochs, times_cut), sources).mend(walk, damage)
     except (StoreError, UsageError, OSError) as failure:
         return Mended(damage, None, (*refusals, str(failure)))
     return Mended(damage, mended.source, (*refusals, *mended.refusals), mended.written)

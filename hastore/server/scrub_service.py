@@ -40,8 +40,8 @@ NOTED_MAX = 1000  # ranges; a disk with more is to be replaced
 ASKED_MAX = 100  # offsets that readers have met, and that wait
 LOOK_RATE = 64 << 20  # bytes a second, at which a file is read up to such an offset
 
-# Repairs the range that the walk has just returned.
-Mend = Callable[[LogWalk, Damage], Mended]
+# Repairs the range that the walk has just returned, unless the log was cut more than so often.
+Mend = Callable[[LogWalk, Damage, int], Mended]
 
 
 class Progress(msgspec.Struct):
@@ -255,24 +255,24 @@ class ScrubService(Service):
 
     def _through_or_moved(self, walk: LogWalk) -> bool:
         """Walk to the end, repair what is damaged, and note the rest; False if the log changed."""
-        written_to = -1
+        written_to, cuts = -1, self._cuts  # a look at a read may learn of a cut meanwhile
         try:
             while (damage := walk.next_damage()) is not None:
-                if self._has_moved(walk):
+                if self._has_moved(walk, cuts):
                     return False
                 self._note(damage)
-                if damage.start >= written_to and self._is_mended(walk, damage):
+                if damage.start >= written_to and self._is_mended(walk, damage, cuts):
                     written_to = damage.end
                 else:
                     walk.skip(damage)
         except (StoreError, UsageError) as failure:
-            if not self._has_moved(walk):
+            if not self._has_moved(walk, cuts):
                 raise OSError(str(failure)) from failure
-        return not self._has_moved(walk)
+        return not self._has_moved(walk, cuts)
 
-    def _is_mended(self, walk: LogWalk, damage: Damage) -> bool:
+    def _is_mended(self, walk: LogWalk, damage: Damage, cuts: int) -> bool:
         """Try to repair a range; `walk` then reads it again."""
-        mended = self._mend(walk, damage)
+        mended = self._mend(walk, damage, cuts)
         if not mended.written:
             why = "; ".join(mended.refusals) or "there is no other node"
             if self._unrepaired.get(damage.start) != why:
@@ -311,9 +311,9 @@ class ScrubService(Service):
             return None
         return LogWalk(store.log.form, self._read, store.file_size, begin, end, limit=limit)
 
-    def _has_moved(self, walk: LogWalk) -> bool:
-        """Whether the log was cut since, or begins behind where the walk is."""
-        return self._store.times_cut != self._cuts or walk.offset < self._store.min_offset
+    def _has_moved(self, walk: LogWalk, cuts: int) -> bool:
+        """Whether the log was cut more than `cuts` times, or begins behind where the walk is."""
+        return self._store.times_cut != cuts or walk.offset < self._store.min_offset
 
     def _forget_if_cut(self) -> bool:
         """Forget what was found before a cut: other records may be there; a pass finds the rest."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import CorruptRecordError
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import ClosedError
+from hastore.protocol.hello import RangeOf
+from hastore.record.codec import decode_record
 from hastore.record.log_walk import Damage, LogWalk
 from hastore.repair.mending import Mended
 from hastore.server.dledger_node import DLedgerNode
@@ -21,6 +24,7 @@ from hastore.server.repairing import mend_from
 from hastore.server.scrub_service import Mend, ScrubService
 from hastore.service import raise_failure
 from hastore.store.log_store import LogStore
+from hastore.store.message_store import MessageStore
 from tests.dledger.store import kit as entry_kit
 from tests.ha.nodes import wait_for
 from tests.server.kit import config_of, group_of_one, running
@@ -44,7 +48,7 @@ class Scrubbed:
     def make(self, rate: int | None = FAST, mend: Mend | None = None) -> ScrubService:
         scrubber = ScrubService(
             self.store, SYSTEM_CLOCK, fs=REAL, path=str(self.root / "hastore/scrub.json"),
-            rate=rate, mend=mend or (lambda _walk, damage: Mended(damage, None)),
+            rate=rate, mend=mend or (lambda _walk, damage, _cut: Mended(damage, None)),
             remedy=lambda: "run this", on_failure=raise_failure,
         )  # fmt: skip
         scrubber.start_s = 1e6
@@ -212,7 +216,7 @@ def test_a_slow_pass_ends_at_once_when_the_node_stops(log: Scrubbed) -> None:
 def test_what_a_reader_meets_is_looked_at_though_no_pass_is_made(log: Scrubbed) -> None:
     asked: list[int] = []
 
-    def mend(_walk: LogWalk, damage: Damage) -> Mended:
+    def mend(_walk: LogWalk, damage: Damage, _times_cut: int) -> Mended:
         asked.append(damage.start)
         log.flip(100, 90)
         return Mended(damage, "node 2", written=True)
@@ -244,7 +248,7 @@ def test_a_damaged_queue_is_not_taken_for_a_damaged_log(log: Scrubbed) -> None:
 def test_what_is_written_and_reads_back_damaged_is_tried_once_in_a_pass(log: Scrubbed) -> None:
     tried: list[Damage] = []
 
-    def mend(_walk: LogWalk, damage: Damage) -> Mended:
+    def mend(_walk: LogWalk, damage: Damage, _times_cut: int) -> Mended:
         tried.append(damage)
         return Mended(damage, "node 2", written=True)
 
@@ -260,14 +264,41 @@ def test_a_node_that_cannot_be_asked_is_a_reason(log: Scrubbed) -> None:
     def dial(node: int, _start: int, _end: int) -> Any:
         raise ClosedError("closed the connection") if node == 2 else TimeoutError("slow")
 
-    def mend(walk: LogWalk, damage: Damage) -> Mended:
-        return mend_from(log.store, None, (2, 3), dial, walk, damage)
+    def mend(walk: LogWalk, damage: Damage, times_cut: int) -> Mended:
+        return mend_from(log.store, None, (2, 3), dial, walk, damage, times_cut)
 
     scrubber = log.make(mend=mend)
     log.flip(100, 90)
     scrubber.scrub()
     (one,) = scrubber.status()["damages"]
     assert one["not_repaired"] == "node 2: closed the connection; node 3: slow"
+
+
+def test_a_cut_while_other_nodes_are_asked_ends_the_repair(tmp_path: pathlib.Path) -> None:
+    """Another node that has the tail which a failover cut here would put it back."""
+    old_epochs = [(1 << 16 | 1, 0)]
+    with scrubbed(tmp_path / "s", "classic") as log:
+        store = log.store
+        assert isinstance(store, MessageStore)
+        whole, end = kit.read_log(log.root), store.max_offset
+        log.flip(100, 90)
+
+        def dial(_node: int, start: int, stop: int) -> Any:
+            if not store.times_cut:
+                store.truncate(log.places[100])
+                kit.put(store, *(kit.message(number + 500) for number in range(100, COUNT)))
+                log.publish()
+            data = whole[start:stop]
+            answer = RangeOf(0, end, data, tuple(old_epochs) if data else ())
+            return types.SimpleNamespace(answer=answer, close=lambda: None)
+
+        def mend(walk: LogWalk, damage: Damage, times_cut: int) -> Mended:
+            return mend_from(store, old_epochs, (2,), dial, walk, damage, times_cut)
+
+        log.make(mend=mend).scrub()
+        bodies = kit.bodies(store)
+        new = [decode_record(kit.message(number + 500)).body for number in range(100, COUNT)]
+        assert bodies[100:] == new
 
 
 @pytest.mark.parametrize("mode", ["classic", "dledger"])
