@@ -376,7 +376,7 @@ class SharedCore(Core):
         by_topic: dict[str, dict[int, Position]] = {}
         for name, place in places.items():
             queue = self.fetcher.mine.get(name)
-            if queue is not None and queue.kept != place.queue_offset:
+            if queue is not None and (queue.is_unsure or queue.kept != place.queue_offset):
                 by_topic.setdefault(name.topic, {})[name.queue_id] = place
         for topic, of_topic in sorted(by_topic.items()):
             ids = sorted(of_topic)
@@ -392,15 +392,20 @@ class SharedCore(Core):
             # Its owner may move a group back: the lock says whose the queues are.
             return api.Commit(rid, group, topic, places, wait_ms, sorted(places), member)
 
+        mine = self.fetcher.mine
+        for queue_id in places:
+            queue = mine.get(TopicQueue(topic, queue_id))
+            if queue is not None:
+                queue.is_unsure = True  # before it is sent: the call may end without an answer
         reply = yield from self._ask_master(make, deadline)
         if isinstance(reply, api.Failed) and reply.status == api.FENCED:
             self.sharing.renew_now()
             raise FencedError(f"{reply.reason}; nothing was committed")
         check_committed(reply)
         for queue_id, place in places.items():
-            queue = self.fetcher.mine.get(TopicQueue(topic, queue_id))
+            queue = mine.get(TopicQueue(topic, queue_id))
             if queue is not None:
-                queue.kept = place.queue_offset
+                queue.kept, queue.is_unsure = place.queue_offset, False
 
     def _ask_master(self, make: Callable[[int], api.Request], deadline: float) -> Steps[api.Reply]:
         """Ask the master, and again if it is too busy, until the deadline."""

@@ -27,6 +27,7 @@ class SharedQueue(QueueReader):
     lease_ms: float = 0.0  # until when it is this member's, in monotonic ms
     is_leaving: bool = False  # it is given back as soon as the listener was told
     kept: int | None = None  # the group's committed queue offset, as far as this member knows
+    is_unsure: bool = False  # a commit was sent, and it is not known whether it was stored
 
     @property
     def key(self) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from hastore import Consumer, Producer, RebalanceListener, SharedConsumer, TopicQueue, aio
 from hastore.client.consumer import sharing
-from hastore.errors import ClientError, FencedError, ProtocolError, UsageError
+from hastore.errors import ClientError, FencedError, HastoreError, ProtocolError, UsageError
 from hastore.protocol import api
 from tests.client import interrupts
 from tests.client.consumer.shared_node import SharedNode
@@ -300,6 +300,29 @@ def test_an_iteration_joins_and_moves_with_each_message(
             break
     assert sum(at.queue_offset for at in one.positions().values()) == 8
     assert sum(at.queue_offset for at in one.committed().values()) == 7, "not the last one"
+
+
+def test_a_commit_after_one_that_nobody_answered_is_sent(
+    shared: SharedNode, member: Callable[..., SharedConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is stored all the same: without the second the group would stay there."""
+    fill(shared, 40)
+    one = member()
+    take(one, 4)
+    one.commit()
+    before = one.committed()
+    take(one, 36)
+    with monkeypatch.context() as patched:
+        patched.setattr(shared.backend.transfer, "hold", True)
+        patched.setattr(one._core, "_timeout_s", 0.3)
+        with pytest.raises(HastoreError):
+            one.commit()
+    shared.backend.transfer.end_all()
+    assert {at.queue_offset for at in one.committed().values()} == {10}
+    for queue, position in before.items():
+        one.seek(queue, position)
+    one.commit()
+    assert one.committed() == before
 
 
 def test_a_member_without_the_lock_cannot_commit(
