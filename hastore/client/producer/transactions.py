@@ -10,7 +10,8 @@ master. An EndTransaction ends it, by the same connection.
 
 When the block of a `with` ends, its transaction is committed. An exception rolls it back. But a
 KeyboardInterrupt, SystemExit or CancelledError leaves it open: it may have come while the block's
-own commit was under way, and only the database knows. So does an end that nobody has confirmed.
+own commit was under way, and only the database knows. So does an end that nobody has confirmed:
+the block of a `with` does not send the other one after it.
 """
 
 from __future__ import annotations
@@ -238,6 +239,7 @@ class TransactionState:
         self._driver = driver
         self._options = options
         self._ended: Decision | None = None
+        self._asked: Decision | None = None  # the end that was sent last; it may have arrived
         self._result: SendResult | None = None
 
     @property
@@ -297,6 +299,7 @@ class TransactionState:
 
     def _send_end(self, *, commit: bool) -> Any:
         """Send the end to the master; return the Future of the reply."""
+        self._asked = Decision.COMMIT if commit else Decision.ROLLBACK
         return self._driver.call(end_request(self._begun, self._options, commit=commit))
 
     @contextmanager
@@ -322,12 +325,15 @@ class TransactionState:
         """Return how the end of a block ends its transaction, by the exception that ends it."""
         if self._ended is not None:
             return Decision.UNKNOWN
-        if kind is None:
-            return Decision.COMMIT
-        if issubclass(kind, Exception):
-            return Decision.ROLLBACK
+        if kind is None or issubclass(kind, Exception):
+            how = Decision.COMMIT if kind is None else Decision.ROLLBACK
+            if self._asked is None or self._asked is how:
+                return how
+            why = f"its {self._asked.value} was not confirmed before"
+        else:
+            why = f"its block was ended by {kind.__name__}"
         self._ended = Decision.UNKNOWN
-        log.warning("%r is left open: its block was ended by %s", self, kind.__name__)
+        log.warning("%r is left open: %s", self, why)
         return Decision.UNKNOWN
 
     def _not_sent(self, how: Decision, failure: HastoreError) -> None:
