@@ -326,6 +326,30 @@ def test_a_blocking_producers_timeout_counts_from_send(node: Node, batch: bool) 
     producer.close(timeout_s=0)
 
 
+def test_a_batch_of_many_frames_has_one_timeout(node: Node) -> None:
+    """Each frame that found no room had one of its own, one after the other."""
+    clock = JumpingClock()
+    node.backend.transfer.hold = True
+    producer = Producer([node.address], max_in_flight=1, delivery_timeout_s=600, clock=clock)
+    producer.send("t", b"1", queue=0)
+    wait_for(lambda: node.backend.transfer.waiting)
+    late: list[Any] = []
+
+    def send() -> None:
+        late.append(producer.send_batch("t", [b"2", b"3", b"4"], queue=0))
+
+    waits = threading.Thread(target=send)
+    waits.start()
+    wait_for(lambda: producer._driver._progress.sleepers)
+    latest_ms = clock.monotonic_ms() + 600_000.0
+    clock.jump_ms = 601_000.0
+    producer._driver.wake()
+    waits.join(60)
+    assert isinstance(late[0].exception(60), NotStoredError)
+    assert all(entry.expires_ms <= latest_ms for entry in producer._window.entries())
+    producer.close(timeout_s=0)
+
+
 @pytest.mark.parametrize(("timeout_s", "most_s"), [(0, 0.0), (0.25, 0.25), (None, 1.0)])
 def test_closing_gives_unsent_bytes_no_more_than_its_timeout(
     node: Node, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, most_s: float

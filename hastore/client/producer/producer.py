@@ -291,9 +291,10 @@ class Producer(ProducerClient, Closable):
         """
         self._lifecycle.check_usable()
         parts: list[Future[list[SendResult]]] = []
-        for drafts in self._preparer.batches(topic, messages, queue):
+        split, now = self._preparer.batches(topic, messages, queue), self._clock.monotonic_ms()
+        for drafts in split:
             try:
-                parts.append(self._send_part(topic, drafts))
+                parts.append(self._send_part(topic, drafts, now))
             except HastoreError as failure:
                 if not parts:
                     raise
@@ -418,7 +419,7 @@ class Producer(ProducerClient, Closable):
             pairs = pairs_of(key, tags, properties, delay_level)
             text = None if key is None else pairs[0][1]
         if queue is None:
-            queue_id = self._choose_queue(topic, text)
+            queue_id = self._choose_queue(topic, text, expires)
         elif type(queue) is int and 0 <= queue <= MAX_INT32:
             queue_id = queue
         else:
@@ -447,7 +448,7 @@ class Producer(ProducerClient, Closable):
         now = self._clock.monotonic_ms()
         queue_id = draft.queue
         if queue_id is None:
-            queue_id = self._choose_queue(begun.topic, draft.key)
+            queue_id = self._choose_queue(begun.topic, draft.key, now + self._timeout_ms)
         half, encode = half_of(begun, queue_id, draft), self._preparer.encoder.encode
 
         def make(seq: int, born_ms: int) -> bytes:
@@ -455,10 +456,13 @@ class Producer(ProducerClient, Closable):
 
         return self._admit(begun.topic, 1, make, now, is_batch=False)
 
-    def _send_part(self, topic: str, drafts: list[Draft]) -> Future[list[SendResult]]:
-        encode, now = self._preparer.encoder.encode, self._clock.monotonic_ms()
+    def _send_part(
+        self, topic: str, drafts: list[Draft], now: float
+    ) -> Future[list[SendResult]]:
+        """Admit a part of a batch; all parts have one delivery timeout, from `now` on."""
+        encode, expires = self._preparer.encoder.encode, now + self._timeout_ms
         queues = [
-            self._choose_queue(topic, draft.key) if draft.queue is None else draft.queue
+            self._choose_queue(topic, draft.key, expires) if draft.queue is None else draft.queue
             for draft in drafts
         ]
 
@@ -507,9 +511,14 @@ class Producer(ProducerClient, Closable):
         self._driver.wait_room(count, max(0.0, left_ms) / 1000.0)
         return self._clock.monotonic_ms()
 
-    def _choose_queue(self, topic: str, key: str | None) -> int:
+    def _wait_found(self, expires_ms: float) -> bool:
+        """Wait until a master was found, at most until `expires_ms`; return whether it was."""
+        left_ms = expires_ms - self._clock.monotonic_ms()
+        return self._driver.wait_found(max(0.0, left_ms) / 1000.0)
+
+    def _choose_queue(self, topic: str, key: str | None, expires_ms: float) -> int:
         core = self._driver.core
-        if not core.master_found and not self._driver.wait_found(self._timeout_ms / 1000.0):
+        if not core.master_found and not self._wait_found(expires_ms):
             self._lifecycle.check_usable()
             self._window.check_open()
             if core.refused is not None:
