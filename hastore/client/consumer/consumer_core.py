@@ -48,6 +48,7 @@ READ_FROM = ("slaves", "master")
 MAX_GROUP = 255  # characters
 POLL_S = 1.0  # how often an iteration checks whether the client is closed
 PAUSE_S = 0.05  # before the queues are looked for again
+NO_QUEUES_S = 1.0  # the same, if the topic has none for consumers
 
 
 class ReadOptions(NamedTuple):
@@ -334,7 +335,21 @@ class ConsumerCore(Core):
             start = Position(first if self._start == "earliest" else end)
             place = committed.get(queue_id, start)
             readers[queue_id] = QueueReader(queue_id, place, place)
+        if not readers:
+            yield from self._without_queues()
         self.fetcher.queues = readers  # in one step: a call may be interrupted anywhere
+
+    def _without_queues(self) -> Steps[None]:
+        """Say once that there is no queue to read; raises, after a pause, UnreachableError."""
+        failure = UnreachableError(
+            f"topic {self.topic} has no queues that consumers read; an administrator gives it some:"
+            f" hastore topics set {self.topic} --read-queues N"
+        )
+        if str(self._not_prepared) != str(failure):
+            log.warning("%s", failure)
+        self._not_prepared = failure
+        yield from self.requester.pause(NO_QUEUES_S)
+        raise failure
 
     def _ranges(self, order: list[str], deadline: float) -> Steps[dict[int, tuple[int, int]]]:
         reply, _ = yield from self.requester.ask_in_turn(
