@@ -153,6 +153,7 @@ class SharedCore(Core):
         """
         requester, fetcher, sharing = self.requester, self.fetcher, self.sharing
         try:
+            self._hear_moves()
             yield from self._give_told()
             if first:
                 self._moves = []  # what earlier polls have returned is processed by now
@@ -224,6 +225,7 @@ class SharedCore(Core):
 
     def commit(self) -> Steps[None]:
         """Commit the positions of the queues that are this member's."""
+        self._hear_moves()
         deadline = self.requester.deadline(self._timeout_s)
         places = {name: queue.next for name, queue in self.fetcher.mine.items()}
         yield from self._commit(places, deadline)
@@ -271,6 +273,7 @@ class SharedCore(Core):
         Unless `all_done`, the messages of the last poll were not processed.
         """
         deadline = self.requester.deadline(self._timeout_s)
+        self._hear_moves()
         names = self.sharing.revoke_all()
         if self._auto_commit_s is not None:
             yield from self._commit_quietly(self._processed(all_done), deadline)
@@ -287,15 +290,23 @@ class SharedCore(Core):
         """Go on with the membership; return the ms until there is something to do for it."""
         wait_ms = self.sharing.advance()
         self.sharing.raise_failure()
-        if self.sharing.moved:
-            moved, self.sharing.moved = self.sharing.moved, {}
-            for name, offset in moved.items():
-                queue = self.fetcher.mine.get(name)
-                if queue is not None:
-                    self.fetcher.sought.add(queue.key)
-                    queue.seek(Position(offset))
-                    queue.kept = offset
+        self._go_where_moved()
         return wait_ms
+
+    def _go_where_moved(self) -> None:
+        """Go on where an administrator has moved the group."""
+        moved, self.sharing.moved = self.sharing.moved, {}
+        for name, offset in moved.items():
+            queue = self.fetcher.mine.get(name)
+            if queue is not None:
+                self.fetcher.sought.add(queue.key)
+                queue.seek(Position(offset))
+                queue.kept = offset
+
+    def _hear_moves(self) -> None:
+        """Take what has arrived: a commit must not undo what an administrator has moved."""
+        self.requester.collect()
+        self._go_where_moved()
 
     def _give_told(self) -> Steps[None]:
         """Commit, if that is wanted, and give back what the listener was told of."""
@@ -403,9 +414,11 @@ class SharedCore(Core):
             raise FencedError(f"{reply.reason}; nothing was committed")
         check_committed(reply)
         for queue_id, place in places.items():
-            queue = mine.get(TopicQueue(topic, queue_id))
+            name = TopicQueue(topic, queue_id)
+            queue = mine.get(name)
             if queue is not None:
-                queue.kept, queue.is_unsure = place.queue_offset, False
+                queue.kept = place.queue_offset
+                queue.is_unsure = name in self.sharing.moved  # before this commit, or after it?
 
     def _ask_master(self, make: Callable[[int], api.Request], deadline: float) -> Steps[api.Reply]:
         """Ask the master, and again if it is too busy, until the deadline."""

@@ -7,6 +7,7 @@ import contextlib
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from hastore import Consumer, Producer, RebalanceListener, SharedConsumer, TopicQueue, aio
 from hastore.client.consumer import sharing
+from hastore.client.consumer.positions_client import Positions
 from hastore.errors import ClientError, FencedError, HastoreError, ProtocolError, UsageError
 from hastore.protocol import api
 from tests.client import interrupts
@@ -504,6 +506,28 @@ def test_an_administrator_moves_the_group(
     shared.door.soon(lambda: shared.asked._tell("g", "t", 0, {1: 3, 2: 10}, b""))
     assert len(take(one, 7)) == 7
     assert one.position(TopicQueue("t", 1)).queue_offset == 10
+
+
+@pytest.mark.parametrize("way", ["commit", "poll", "close"])
+def test_a_commit_does_not_undo_what_an_administrator_has_moved(
+    shared: SharedNode, member: Callable[..., SharedConsumer], way: str
+) -> None:
+    """What the member was told while it handled its messages counts before it commits."""
+    fill(shared, 40)
+    one = member(auto_commit_s=None if way == "commit" else 0)
+    take(one, 40)
+    told = threading.Event()
+    with Positions([shared.address]) as positions:
+        positions.commit("g", "t", {1: 3, 2: 4}, allow_back=True)
+        shared.door.soon(lambda: shared.asked._tell("g", "t", 0, {1: 3, 2: 4}, b"") or told.set())
+        assert told.wait(LIMIT_S)
+        time.sleep(0.2)  # it has been sent, and nobody reads it yet
+        if way == "poll":
+            one.poll(1, timeout_s=0)
+        else:
+            one.commit() if way == "commit" else one.close()
+        kept = {queue: at.queue_offset for queue, at in positions.committed("g", "t").items()}
+    assert kept == {0: 10, 1: 3, 2: 4, 3: 10}
 
 
 def test_a_flip_keeps_the_owners(shared: SharedNode, member: Callable[..., SharedConsumer]) -> None:
