@@ -208,6 +208,16 @@ class SendFuture(Future[Value]):
             self._wait(timeout)
         return self._exception
 
+    def _get_snapshot(self) -> tuple[bool, bool, Value | None, BaseException | None]:
+        """Return whether it has ended, was cancelled, its result and its exception.
+
+        asyncio calls this from Python 3.14 on; the stdlib's own reads `_result`, made on demand.
+        """
+        if self._state != _FINISHED:
+            return False, False, None, None
+        failure = self._exception
+        return True, False, None if failure is not None else self.result(), failure
+
     def add_done_callback(self, fn: Callable[[Future[Value]], object]) -> None:
         """Call `fn` with this Future in the producer's thread, or here if it has already ended."""
         call: list[Callable[[Any], object]] = [fn]

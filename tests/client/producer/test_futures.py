@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,30 @@ def test_asyncio_takes_it() -> None:
         return await asyncio.wait_for(asyncio.wrap_future(future), 60)
 
     assert asyncio.run(wait(SendFuture())).offset == 30
+
+
+def test_asyncio_of_python_3_14_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one reads the attributes of a Future that has ended, instead of calling its methods."""
+
+    def snapshot(self: Any) -> tuple[bool, bool, Any, Any]:
+        return self._state == "FINISHED", False, self._result, self._exception
+
+    def copy_state(source: Any, dest: Any) -> None:
+        done, _, result, failure = source._get_snapshot()
+        assert done
+        dest.set_result(result) if failure is None else dest.set_exception(failure)
+
+    monkeypatch.setattr(concurrent.futures.Future, "_get_snapshot", snapshot, raising=False)
+    monkeypatch.setattr(asyncio.futures, "_copy_future_state", copy_state)
+
+    async def wait(end: Any) -> SendResult:
+        future: SendFuture[SendResult] = SendFuture()
+        threading.Timer(0.02, lambda: end(future)).start()
+        return await asyncio.wait_for(asyncio.wrap_future(future), 5)
+
+    assert asyncio.run(wait(lambda future: settle(future, 2))).offset == 30
+    with pytest.raises(NotStoredError):
+        asyncio.run(wait(lambda future: future.set_exception(NotStoredError("no", "BUSY"))))
 
 
 def test_no_waiter_is_missed() -> None:
