@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 from hastore.client.arguments import (
     MAX_INT32,
@@ -33,7 +33,7 @@ from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.fetcher import ON_LOST, Fetcher, QueueReader
 from hastore.client.messages import Message, Position, SendResult, Status, failure_of
 from hastore.clock import Clock
-from hastore.errors import UnreachableError, UsageError
+from hastore.errors import ClientError, NotStoredError, UnreachableError, UsageError
 from hastore.heap import keep_freed
 from hastore.protocol import api
 from hastore.record.message_filter import MAX_EXPRESSION, make_filter
@@ -93,7 +93,7 @@ class ConsumerCore(Core):
         # last ones failed: a call that ends before them leaves the rest to the next call.
         self._preparing: Steps[None] | None = None
         self._preparing_wait_s = 0.0
-        self._not_prepared: UnreachableError | None = None
+        self._not_prepared: ClientError | None = None
         self._silence = Silence(requester, f"consumer of {reading.topic}")
         self.mover = self.fetcher = Fetcher(
             requester,
@@ -283,7 +283,7 @@ class ConsumerCore(Core):
         """Go on with `_prepare` until it has ended or `deadline` is over; return whether it has.
 
         A short `poll` thus keeps its timeout, and a row of them gets as far as one long call. When
-        the preparation fails because no node answers, it begins again.
+        the preparation fails because no node answers, or one is too busy, it begins again.
         """
         requester = self.requester
         arrivals: list[Arrival] = []
@@ -309,13 +309,13 @@ class ConsumerCore(Core):
         except StopIteration:
             self._preparing = self._not_prepared = None
             return 0.0
-        except UnreachableError as failure:
-            self._not_prepared = failure
-            self._preparing = self._after_pause()
-            return next(self._preparing)
-        except BaseException:
+        except BaseException as failure:
             self._preparing = None
-            raise
+            if not _is_for_now(failure):
+                raise
+            self._not_prepared = failure
+        self._preparing = self._after_pause()
+        return next(self._preparing)
 
     def _after_pause(self) -> Steps[None]:
         """Prepare again, a little later: nodes that are down refuse at once."""
@@ -377,6 +377,12 @@ class ConsumerCore(Core):
         maps = requester.cluster.maps
         order = sorted(maps, key=lambda a: (maps[a].writable, maps[a].readable_offset))
         return order[::-1]
+
+
+def _is_for_now(failure: BaseException) -> TypeGuard[ClientError]:
+    """Whether a question may be answered a little later."""
+    is_busy = isinstance(failure, NotStoredError) and failure.status == Status.BUSY
+    return is_busy or isinstance(failure, UnreachableError)
 
 
 def make_reading(

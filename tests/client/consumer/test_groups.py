@@ -164,3 +164,17 @@ def test_a_commit_follows_the_group_to_its_new_master(pair: tuple[Node, Node]) -
         slave.backend.entries.append((131073, 0))
         consumer.commit()
     assert kept(slave) == {0: 3}
+
+
+def test_a_node_that_is_too_busy_for_a_moment_ends_no_poll(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group's positions are asked for again, as messages are."""
+    fill(node, 5)
+    with Consumer("t", [node.address], group="g", timeout_s=0.5) as consumer:
+        with monkeypatch.context() as patched:
+            patched.setattr("hastore.server.api.server.MAX_FETCHES", 0)
+            assert consumer.poll(timeout_s=0.5) == []
+            with pytest.raises(errors.NotStoredError, match="BUSY"):
+                consumer.positions()
+        assert len(consumer.poll(timeout_s=60.0)) == 5
