@@ -99,6 +99,56 @@ def test_the_cancelled_task_of_the_checks_ends() -> None:
     asyncio.run(main())
 
 
+class Two(Driver):
+    """Asks for two half messages at once; `closed` is that of its producer."""
+
+    closed = False
+
+    @property
+    def takes_polls(self) -> bool:
+        return not self.closed and super().takes_polls
+
+    def call(self, make: Any, *, is_poll: bool = False) -> Any:
+        if not is_poll or self.polls == ROUNDS:
+            return super().call(make, is_poll=is_poll)
+        self.polls += 1
+        (first, raw), (_, more) = half(1), half(2)
+        future = self._make_future()
+        future.set_result((api.Checks(1, [*first.halves, (len(raw), 2, 1)]), raw + more))
+        return future
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_nobody_is_asked_once_the_producer_is_closed(awaits: bool) -> None:
+    """What the check looks into may be closed, too."""
+    asked: list[bytes] = []
+
+    async def main() -> None:
+        driver = Two(asyncio.get_running_loop().create_future)
+
+        def check(message: Message) -> Decision:
+            asked.append(message.body)
+            driver.closed = True
+            return Decision.UNKNOWN
+
+        await run_checks(driver, options(check))
+
+    def thread() -> None:
+        driver: Any = Two(SendFuture)
+
+        def check(message: Message) -> Decision:
+            asked.append(message.body)
+            driver.closed = True
+            return Decision.UNKNOWN
+
+        checker = Checker(driver, options(check))
+        checker.start()
+        checker.join(60)
+
+    asyncio.run(main()) if awaits else thread()
+    assert asked == [b"1"]
+
+
 @pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError, GeneratorExit])
 def test_the_thread_of_the_checks_survives(
     caplog: pytest.LogCaptureFixture, raised: type[BaseException]
