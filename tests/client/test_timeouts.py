@@ -20,10 +20,13 @@ from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Positions
+from hastore.client.producer import cluster_producer
+from hastore.client.producer.cluster_producer import ClusterProducer
 from hastore.clock import SystemClock
 from hastore.errors import NotStoredError, UnreachableError
 from hastore.protocol import api
 from tests.client.conftest import Node
+from tests.client.producer.test_producer_lifecycle import OneGroup
 from tests.ha.nodes import wait_for
 
 MASTER, SLAVE = NODES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
@@ -347,6 +350,30 @@ def test_a_batch_of_many_frames_has_one_timeout(node: Node) -> None:
     waits.join(60)
     assert isinstance(late[0].exception(60), NotStoredError)
     assert all(entry.expires_ms <= latest_ms for entry in producer._window.entries())
+    producer.close(timeout_s=0)
+
+
+def test_a_batch_for_a_whole_cluster_has_one_timeout(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it waits for a group with a master is part of it."""
+    clock = JumpingClock()
+    monkeypatch.setattr(cluster_producer, "ClusterGroups", lambda *_: OneGroup(node.address))
+    node.backend.transfer.hold = True
+    node.backend.writable = False
+    producer = Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=600, clock=clock)
+    assert isinstance(producer, ClusterProducer)
+    latest_ms = clock.monotonic_ms() + 600_000.0
+    sender = threading.Thread(target=lambda: producer.send_batch("t", [b"1"]))
+    sender.start()
+    wait_for(lambda: producer._down)  # it has looked at the group
+    clock.jump_ms = 400_000.0
+    node.backend.writable = True
+    wait_for(lambda: node.backend.transfer.waiting)
+    sender.join(60)
+    [group] = producer._producers.values()
+    [entry] = group._window.entries()
+    assert entry.expires_ms <= latest_ms + 60_000.0, "the machine may be slow"
     producer.close(timeout_s=0)
 
 

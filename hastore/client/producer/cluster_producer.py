@@ -205,8 +205,9 @@ class ClusterProducer(Producer):
     ) -> Future[list[SendResult]]:
         """Send messages in order to one group; they do not move to another one."""
         self._check_place(topic, queue, "send_batch")
-        group = self._wait_group(topic, None, self._clock.monotonic_ms() + self._timeout_ms)
-        future = group.send_batch(topic, messages)
+        now = self._clock.monotonic_ms()
+        group = self._wait_group(topic, None, now + self._timeout_ms)
+        future = group._send_batch(topic, messages, None, now)
         self._unsettled.add(future)
         future.add_done_callback(self._note_settled)
         return future

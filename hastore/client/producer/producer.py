@@ -290,20 +290,7 @@ class Producer(ProducerClient, Closable):
         with an exception, some of its messages may be stored. If this raises one, none was sent.
         """
         self._lifecycle.check_usable()
-        parts: list[Future[list[SendResult]]] = []
-        split, now = self._preparer.batches(topic, messages, queue), self._clock.monotonic_ms()
-        for drafts in split:
-            try:
-                parts.append(self._send_part(topic, drafts, now))
-            except HastoreError as failure:
-                if not parts:
-                    raise
-                failed: SendFuture[list[SendResult]] = SendFuture()
-                failed.fail(failure)
-                parts.append(failed)
-                break
-            self._driver.wake()
-        return _joined(parts)
+        return self._send_batch(topic, messages, queue, self._clock.monotonic_ms())
 
     def transaction(
         self,
@@ -439,6 +426,24 @@ class Producer(ProducerClient, Closable):
             if now >= expires:
                 future.fail(_not_sent())
                 return future
+
+    def _send_batch(
+        self, topic: str, messages: Iterable[OutgoingMessage | bytes], queue: int | None, now: float
+    ) -> Future[list[SendResult]]:
+        """Send a batch whose caller was called at `now`."""
+        parts: list[Future[list[SendResult]]] = []
+        for drafts in self._preparer.batches(topic, messages, queue):
+            try:
+                parts.append(self._send_part(topic, drafts, now))
+            except HastoreError as failure:
+                if not parts:
+                    raise
+                failed: SendFuture[list[SendResult]] = SendFuture()
+                failed.fail(failure)
+                parts.append(failed)
+                break
+            self._driver.wake()
+        return _joined(parts)
 
     # -- internal
 
