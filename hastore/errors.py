@@ -91,6 +91,14 @@ class HastoreError(Exception):
 
     cluster_group: str | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let a process make the error of another one, without the arguments of `__init__`."""
+        return _made_again, (type(self), self.args), vars(self)
+
+
+def _made_again(kind: type[HastoreError], given: tuple[object, ...]) -> HastoreError:
+    return kind.__new__(kind, *given)
+
 
 class UsageError(HastoreError):
     """The caller's arguments are wrong."""
