@@ -444,10 +444,24 @@ def commit_positions(
     Raises PositionBehindError if the group's position is ahead in a queue that is not in `back`.
     """
     wait_ms = commit_wait_ms(timeout_s)
-    reply, _ = yield from requester.ask_master(
-        lambda rid: api.Commit(rid, group, topic, positions, wait_ms, sorted(back)), timeout_s
+    reply = yield from ask_until_taken(
+        requester,
+        lambda rid: api.Commit(rid, group, topic, positions, wait_ms, sorted(back)),
+        requester.deadline(timeout_s),
     )
     check_committed(reply)
+
+
+def ask_until_taken(
+    requester: Requester, make: Callable[[int], api.Request], deadline: float
+) -> Steps[api.Reply]:
+    """Ask the master, and again if it is too busy, until the deadline."""
+    while True:
+        reply, _ = yield from requester.ask_master(make, requester.left_s(deadline))
+        is_busy = isinstance(reply, api.Failed) and reply.status == Status.BUSY
+        if not is_busy or requester.left_s(deadline) <= 2.0 * PAUSE_S:
+            return reply
+        yield from requester.pause(PAUSE_S)
 
 
 def commit_wait_ms(timeout_s: float) -> int:

@@ -28,7 +28,6 @@ from hastore.client.arguments import (
 )
 from hastore.client.connections.calls import Core
 from hastore.client.connections.requester import (
-    Answer,
     ClosedMeanwhile,
     Requester,
     Silence,
@@ -38,6 +37,7 @@ from hastore.client.connections.requester import (
 from hastore.client.consumer.consumer_core import (
     MAX_GROUP,
     ReadOptions,
+    ask_until_taken,
     check_committed,
     commit_wait_ms,
     find_time,
@@ -423,14 +423,7 @@ class SharedCore(Core):
     def _ask_master(self, make: Callable[[int], api.Request], deadline: float) -> Steps[api.Reply]:
         """Ask the master, and again if it is too busy, until the deadline."""
         self.sharing.advance()
-        while True:
-            left_s = self.requester.left_s(deadline)
-            answer: Answer = yield from self.requester.ask_master(make, left_s)
-            reply = answer[0]
-            is_busy = isinstance(reply, api.Failed) and reply.status == "BUSY"
-            if not is_busy or self.requester.left_s(deadline) <= RETRY_S:
-                return reply
-            yield from self.requester.pause(RETRY_S)
+        return (yield from ask_until_taken(self.requester, make, deadline))
 
     def _ranges(self) -> Steps[dict[TopicQueue, tuple[int, int]]]:
         """Return the range of each queue that is this member's, as the master has it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from hastore import Consumer, Producer, aio, errors
 from hastore.client.consumer.positions_client import Positions
 from hastore.protocol.api import Position
+from hastore.server.api import server
 from tests.client.conftest import Node
 
 
@@ -178,3 +180,28 @@ def test_a_node_that_is_too_busy_for_a_moment_ends_no_poll(
             with pytest.raises(errors.NotStoredError, match="BUSY"):
                 consumer.positions()
         assert len(consumer.poll(timeout_s=60.0)) == 5
+
+
+def test_a_commit_is_repeated_while_the_node_is_too_busy(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(node, 5)
+    with Consumer("t", [node.address], group="g", timeout_s=60.0) as consumer:
+        take(consumer, 5)
+        monkeypatch.setattr(server, "MAX_FETCHES", 0)
+        later = threading.Timer(0.3, lambda: setattr(server, "MAX_FETCHES", 1_000))
+        later.start()
+        consumer.commit()
+        later.join()
+    assert kept(node) == {0: 5}
+
+
+def test_a_commit_that_a_node_never_has_room_for_says_so(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(node, 5)
+    with Consumer("t", [node.address], group="g", timeout_s=0.5) as consumer:
+        take(consumer, 5)
+        monkeypatch.setattr(server, "MAX_FETCHES", 0)
+        with pytest.raises(errors.NotStoredError, match="BUSY"):
+            consumer.commit()
