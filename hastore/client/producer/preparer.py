@@ -359,8 +359,9 @@ def pairs_of(
 ) -> list[tuple[str, str]]:
     """Return a message's properties, the key first; raises UsageError.
 
-    A key may be bytes of UTF-8. HS_PID, HS_SEQ and HS_DELAYED are refused: hastore sets them. So
-    are DELAY and the like, which nodes carry out.
+    A key may be bytes of UTF-8. `key` and `tags` replace KEYS and TAGS of `properties`. HS_PID,
+    HS_SEQ and HS_DELAYED are refused: hastore sets them. So are DELAY and the like, which nodes
+    carry out.
     """
     pairs: list[tuple[str, str]] = []
     if key is not None:
@@ -372,7 +373,11 @@ def pairs_of(
             tags = value_text("tags", tags)
         pairs.append(("TAGS", tags))
     if properties is not NO_PROPERTIES and properties is not None:
-        pairs += _pairs_in("properties", properties)
+        more = _pairs_in("properties", properties)
+        if pairs:  # the index takes the last key of a record, and a consumer the first
+            own = {name for name, _ in pairs}
+            more = [pair for pair in more if pair[0] not in own]
+        pairs += more
     if delay_level is not None:
         pairs.append(("DELAY", delay_of(delay_level)))
     return pairs

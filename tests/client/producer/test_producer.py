@@ -69,6 +69,24 @@ def test_a_message_is_stored_as_it_was_sent(node: Node) -> None:
     assert stored.born_host.text == "127.0.0.1:0"
 
 
+def test_a_key_and_tags_replace_those_of_properties(node: Node) -> None:
+    """Twice in a record, the index would take the one, and a consumer the other."""
+    received = {"KEYS": "old", "TAGS": "red", "a": "1"}
+    with Producer([node.address]) as producer:
+        producer.send_sync("t", b"", key="new", tags="green", properties=received, queue=0)
+        producer.send_batch(
+            "t", [OutgoingMessage(b"", key="new", tags="green", properties=received)], queue=0
+        ).result(60)
+        producer.send_sync("t", b"", properties=received, queue=0)
+    log, at, found = bytes(node.backend.store.log), 0, []
+    while at < len(log):
+        record = decode_record(log, at)
+        found.append([pair for pair in record.property_pairs if not pair[0].startswith("HS_")])
+        at += record.size
+    replaced = [("KEYS", "new"), ("TAGS", "green"), ("a", "1")]
+    assert found == [replaced, replaced, list(received.items())]
+
+
 def test_the_same_key_goes_to_the_same_queue(node: Node) -> None:
     with Producer([node.address]) as producer:
         keyed = {producer.send_sync("t", b"", key="k7").queue_id for _ in range(5)}
