@@ -33,12 +33,15 @@ from hastore.client.producer.preparer import (
     Properties,
     body_of,
     pairs_of,
+    too_large,
 )
 from hastore.client.producer.producer import Producer
 from hastore.client.producer.transactions import TransactionOptions
 from hastore.client.security import Security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, NotStoredError, UnreachableError, UsageError
+from hastore.protocol.api import MAX_MESSAGE_BYTES
+from hastore.record.properties import check_topic
 
 log = logging.getLogger(__name__)
 
@@ -172,9 +175,13 @@ class ClusterProducer(Producer):
         self._check_place(topic, queue, "send(...)")
         # Another group may get it later: what the caller changes until then must not change it.
         body = body_of("body", body)
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise too_large(body)
         name = None if key is None else key_text("key", key)
         if properties is not NO_PROPERTIES:
             properties = tuple(pairs_of(None, None, properties))
+        if tags is not None or delay_level is not None:
+            pairs_of(None, tags, NO_PROPERTIES, delay_level)  # before it is waited for a group
         if expires is None:
             expires = self._clock.monotonic_ms() + self._timeout_ms
         future: SendFuture[SendResult] = SendFuture()
@@ -255,6 +262,7 @@ class ClusterProducer(Producer):
             raise UsageError(f"queue: each group has its own; use producer.group(NAME).{call}")
         if not isinstance(topic, str):
             raise refusal("topic", topic, "a str")
+        check_topic(topic)
 
     def _give(self, message: _Message, group: GroupProducer) -> None:
         """Let a group's producer take a message; raises if no group would take it."""

@@ -235,9 +235,7 @@ class Preparer:
         if type(body) is not bytes:
             body = body_of("body", body)
         if len(body) > MAX_MESSAGE_BYTES:
-            raise MessageIllegalError(
-                f"a body of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit in a message"
-            )
+            raise too_large(body)
         return body
 
     def pack(self, body: bytes) -> tuple[bytes, int]:
@@ -339,6 +337,13 @@ def body_of(name: str, body: object) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise refusal(name, body, _BODY)
+
+
+def too_large(body: bytes) -> MessageIllegalError:
+    """Return the error for a body that no master takes."""
+    return MessageIllegalError(
+        f"a body of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit in a message"
+    )
 
 
 def queue_of(name: str, queue: object) -> int:

@@ -210,6 +210,22 @@ def test_a_callback_that_would_wait_is_refused_before_it_sends(
     assert sorted(bodies(node)) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"topic": "a b"}, {"body": b"x" * (4 * 1024 * 1024 + 1)}, {"tags": 7}, {"delay_level": 0}],
+    ids=["topic", "body", "tags", "delay_level"],
+)
+def test_wrong_arguments_for_a_whole_cluster_are_refused_at_once(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
+) -> None:
+    """Also while no group has a master: that would take the delivery timeout."""
+    node = make_node(writable=False)
+    monkeypatch.setattr(cluster_producer, "ClusterGroups", lambda *_: OneGroup(node.address))
+    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=3.0) as producer:
+        with pytest.raises(UsageError):
+            producer.send(**{"topic": "t", "body": b"", **wrong})
+
+
 EXIT = """
 import sys
 from hastore import Producer
