@@ -185,6 +185,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
 
     _polls: asyncio.Lock | None = None  # made by the first poll
     _poller: asyncio.Task[Any] | None = None  # the task that holds it
+    _ends: asyncio.Lock | None = None  # made by the first close
+    _closer: asyncio.Task[Any] | None = None  # the task that holds it
 
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return up to `max_messages` messages; see hastore.SharedConsumer."""
@@ -262,20 +264,34 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         await self._close(all_done=True)
 
     async def _close(self, *, all_done: bool) -> None:
-        life, core = self._lifecycle, self._core
+        life = self._lifecycle
         if life.closed or life.forked:
             await super().close()
             return
-        core.stops = True
+        self._core.stops = True
         self._requester.transport.wake()
+        if self._closer is not None and self._closer is asyncio.current_task():
+            return  # the listener closes: it is told of that end now
+        if self._ends is None:
+            self._ends = asyncio.Lock()
         try:
-            mine = self.assignment
-            try:
-                if mine and self._listener is not None:
-                    await self._tell(Event(REVOKED, mine))
-            except Exception:
-                await self._run(core.leave(all_done=all_done))  # the locks are given back first
-                raise
-            await self._run(core.leave(all_done=all_done))
+            async with self._ends:
+                if not life.closed:  # else another task has closed it
+                    self._closer = asyncio.current_task()
+                    try:
+                        await self._leave(all_done=all_done)
+                    finally:
+                        self._closer = None
+                        life.close()  # before another task has its turn
         finally:
             await super().close()
+
+    async def _leave(self, *, all_done: bool) -> None:
+        core, mine = self._core, self.assignment
+        try:
+            if mine and self._listener is not None:
+                await self._tell(Event(REVOKED, mine))
+        except Exception:
+            await self._run(core.leave(all_done=all_done))  # the locks are given back first
+            raise
+        await self._run(core.leave(all_done=all_done))

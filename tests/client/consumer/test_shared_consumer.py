@@ -625,6 +625,32 @@ def test_asyncio_members_share_with_the_others(
     assert one.poll(timeout_s=0.1) == []
 
 
+def test_an_asyncio_member_may_be_closed_by_several_tasks(shared: SharedNode) -> None:
+    """As by the end of its block and by whoever handles SIGTERM: it leaves once."""
+
+    class Slow(RebalanceListener):
+        revoked = 0
+
+        async def on_revoked(self, queues: list[TopicQueue]) -> None:
+            self.revoked += 1
+            await asyncio.sleep(0.1)
+            await one.commit()
+
+    async def main() -> Slow:
+        nonlocal one
+        listener = Slow()
+        one = aio.Consumer("t", [shared.address], group="g", share=True, listener=listener)
+        while not one.assignment:
+            await one.poll(timeout_s=0.05)
+        await asyncio.gather(one.close(), one.close(), one.close())
+        with pytest.raises(ClientError, match="is closed"):
+            await one.poll()
+        return listener
+
+    one: Any = None
+    assert asyncio.run(asyncio.wait_for(main(), LIMIT_S)).revoked == 1
+
+
 def test_the_polls_of_other_tasks_wait_for_the_listener(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
