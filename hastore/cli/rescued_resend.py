@@ -25,7 +25,7 @@ from hastore.cli.common import (
 from hastore.cli.cut_list import find_cuts
 from hastore.cli.own_node import node_name, security_of, wait_replayed
 from hastore.cli.produce import describe
-from hastore.cli.resending import Rescued, names_in_log, read_archive
+from hastore.cli.resending import Rescued, TopicName, names_in_log, read_archive
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import SendResult
 from hastore.client.producer.producer import Producer
@@ -88,7 +88,7 @@ def resend_command(
     messages = _read(archives)
     addresses, security = [one.api for one in config.nodes.values()], security_of(config)
     sendable = [one for one in messages if one.problem is None]
-    known: set[str] = set()
+    known: set[TopicName] = set()
     if sendable:
         wait_replayed(addresses, security)
         with Admin(addresses, timeout_s=timeout_s, security=security) as admin:
@@ -99,14 +99,14 @@ def resend_command(
     for one in messages:
         if one.problem is not None:
             report.add(one, LEFT_OUT, one.problem)
-        elif one.names & known:
+        elif one.places & known:
             report.add(one, KEPT)
         elif yes:
             lacking.append(one)
-            known.add(one.own_name)  # it may be in two archives
+            known.add((one.topic, one.own_name))  # it may be in two archives
         else:
             report.add(one, LACKS)
-            known.add(one.own_name)
+            known.add((one.topic, one.own_name))
     code = DONE
     if lacking:
         with Producer(addresses, delivery_timeout_s=timeout_s, security=security) as producer:

@@ -2,7 +2,9 @@
 
 A producer of hastore numbers its messages, and repeats number and name (HS_PID, HS_SEQ) when it
 sends one again; a RocketMQ client repeats its id (UNIQ_KEY). A message that was sent again from an
-archive has that in RESCUED_FROM. So a message that the log has is found, however it came there.
+archive has that in RESCUED_FROM. So a message that the log has is found, however it came there. A
+name counts in its topic only: a consumer may pass a message on with its properties, and a retry has
+the id of its message.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ RESCUED_FROM = "RESCUED_FROM"
 _UNIQUE = "UNIQ_KEY"
 EARLIER_MS = 3_600_000  # the search in a topic begins so long before the first message was stored
 _POLL_S = 1.0
+TopicName = tuple[str, str]  # a topic, and the name of a message there
 
 
 class Rescued(NamedTuple):
@@ -53,6 +56,11 @@ class Rescued(NamedTuple):
             return given
         found = sorted(names_of(self.properties))
         return found[0] if found else f"at {self.topic} {self.store_ms} {self.offset}"
+
+    @property
+    def places(self) -> set[TopicName]:
+        """The names, in the topic of the message."""
+        return {(self.topic, name) for name in self.names}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -113,8 +121,8 @@ def names_in_log(
     security: SecurityLike,
     ranges: Mapping[str, Mapping[int, tuple[int, int]]],
     patience_s: float,
-) -> set[str]:
-    """Return those names of the messages that the log has.
+) -> set[TopicName]:
+    """Return those names of the messages that the log has, each with its topic.
 
     `ranges` are the topics' queues as the master states them. A topic is read from an hour before
     the first of its messages was stored, up to its end. Raises ClientError if that end does not
@@ -125,7 +133,7 @@ def names_in_log(
     for one in messages:
         wanted.setdefault(one.topic, set()).update(one.names)
         first_ms[one.topic] = min(first_ms.get(one.topic, one.store_ms), one.store_ms)
-    found: set[str] = set()
+    found: set[TopicName] = set()
     for topic, names in wanted.items():
         ends = {queue: end for queue, (_, end) in ranges.get(topic, {}).items()}
         if not ends:
@@ -134,7 +142,8 @@ def names_in_log(
             topic, addresses, read_from="master", on_lost="earliest", security=security
         ) as consumer:
             _seek(consumer, first_ms[topic] - EARLIER_MS)
-            found |= names & set(_names(consumer, ends, patience_s))
+            there = names & set(_names(consumer, ends, patience_s))
+        found |= {(topic, name) for name in there}
     return found
 
 

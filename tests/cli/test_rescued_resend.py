@@ -116,6 +116,24 @@ def test_what_a_producer_has_sent_again_is_known_by_producer_and_number(pair, tm
     assert found == {None: found[None], "p/0": "key0", "p/2": "key2", "p/4": "key4", "id U2": None}
 
 
+def test_a_message_is_known_by_its_name_in_its_own_topic_only(pair, tmp_path):
+    """A consumer may pass a message on with its properties; a retry has the id of its message."""
+    given = "UNIQ_KEY", "U1"
+    first = record("TopicA", b"first", given)
+    folder = archive(tmp_path, first, record("TopicB", b"passed on", given))
+    pair[1].backend.put_encoded([first, record("TopicB", b"other")])
+    pair.wait(1, lambda s: s["confirmed_offset"] == s["max_offset"])
+    outcomes = [json.loads(one) for one in resend(pair, "--folder", folder, "--json")[1]]
+    assert {one["topic"]: one["outcome"] for one in outcomes} == {
+        "TopicA": "in the log", "TopicB": "lacking",
+    }  # fmt: skip
+    code, lines, problems = resend(pair, "--folder", folder, "--yes")
+    assert (code, lines) == (0, ["in the log: 1 message", "sent: 1 message"]), problems
+    assert [one["body"] for one in consumed(pair, "TopicB")].count("passed on") == 1
+    code, lines, problems = resend(pair, "--folder", folder, "--yes")
+    assert (code, lines) == (0, ["in the log: 2 messages"]), problems
+
+
 def test_what_cannot_be_sent_is_named(pair, tmp_path):
     _, flag = compress(b"x" * 1_000, "zlib")
     waits = record("t", b"later", ("DELAY", "3"))
