@@ -14,6 +14,7 @@ from typing import Any
 
 from hastore.addresses import parse_address
 from hastore.cli.own_node import RegistryPlace, ask_own_status, file_mismatch, pending_texts
+from hastore.cli.status import SYNC_REFUSED
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.checks import config_notes, human_size
 from hastore.config.model import Config, Mode, Wire
@@ -140,18 +141,15 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
     """
     try:
         running = ask_own_status(config, config.node, _CONNECT_S)
-        yield _node(path, config, running)
+        node = _node(path, config, running)
     except NotAuthenticatedError as refused:
-        yield Finding("node", Severity.BAD, str(refused))
+        node = Finding("node", Severity.BAD, str(refused))
         running = {}
+    yield node
     for note in config_notes(config):
         yield Finding("config", Severity.NOTE, note)
-    servers = (running or {}).get("name_servers", [])
-    own = {one["problem"] for one in servers}  # have a line of their own
-    for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
-        if problem not in own:
-            yield Finding("problem", Severity.BAD, problem)
-    for one in servers:
+    yield from _problems(path, config, running or {}, node.text)
+    for one in (running or {}).get("name_servers", []):
         yield _name_server(one)
     for text in (running or {}).get("notes", []):
         yield Finding("note", Severity.NOTE, text.replace("-c FILE", f"-c {path}"))
@@ -190,6 +188,21 @@ def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
         what = "it takes puts with acks=1 only, and refuses those that do not set acks"
         return Finding("node", Severity.BAD, f"{text}; {what}: {refused}")
     return Finding("node", Severity.GOOD, text)
+
+
+def _problems(
+    path: str, config: Config, running: dict[str, Any], told: str
+) -> Iterator[Finding]:
+    """Tell the problems of the running node that have no line of their own.
+
+    `told` is what is said of the node already.
+    """
+    elsewhere = {one["problem"] for one in running.get("name_servers", [])}
+    for problem in running.get("problems", []):
+        if problem in elsewhere or (config.registry is not None and "registry" in problem):
+            continue
+        if problem.removeprefix(f"{SYNC_REFUSED}: ") not in told:
+            yield Finding("problem", Severity.BAD, problem.replace("-c FILE", f"-c {path}"))
 
 
 def _tls(config: Config) -> Iterator[Finding]:

@@ -636,6 +636,19 @@ def test_a_cut_of_a_node_that_elects_its_leader_is_told_and_is_no_problem(
         )
 
 
+def test_doctor_tells_the_problems_of_a_node_that_runs(pair: Group) -> None:
+    """So that a node that lost messages, or whose replay has stopped, is not called good."""
+    status = cut_three(pair)
+    pair.wait(2, lambda s: s["takes_default"])
+    told = [one.replace("-c FILE", f"-c {pair.file(1)}") for one in status["problems"]]
+    for more in ((), ("--all",)):
+        done = hastore("doctor", "-c", pair.file(1), "--json", *more)
+        found = map(json.loads, done.stdout.splitlines())
+        assert [one["text"] for one in found if one["verdict"] == "bad"] == told
+        assert done.returncode == 1
+        assert "were cut from this log" in told[0]
+
+
 def test_doctor_does_not_call_a_master_good_that_refuses_default_puts(
     make_group: Callable[[int], Group],
 ) -> None:
@@ -644,7 +657,7 @@ def test_doctor_does_not_call_a_master_good_that_refuses_default_puts(
     group.wait(1, lambda s: s["writable"])
     done = hastore("doctor", "-c", group.file(1), "--json")
     (node,) = [one for one in map(json.loads, done.stdout.splitlines()) if one["check"] == "node"]
-    assert done.returncode == 1
+    assert done.returncode == 1 and '"problem"' not in done.stdout  # it is said once
     assert node["verdict"] == "bad"
     assert node["text"] == (
         "node 1 runs as SYNC_MASTER, epoch 65537; it takes puts with acks=1 only, and refuses "
