@@ -130,10 +130,22 @@ def test_a_real_node_tells_what_it_is(
     assert said(manager)[-1] == "STOPPING=1"
 
 
+def test_a_node_with_a_wrong_file_stays_down() -> None:
+    """RestartPreventExitStatus= is about the main process: one that ExecStartPre= runs is repeated.
+
+    Five failures within five minutes then refuse the start that comes after the correction.
+    """
+    lines = UNIT.read_text().splitlines()
+    assert "RestartPreventExitStatus=2 3" in lines and "Restart=on-failure" in lines
+    assert [one for one in lines if one.startswith("Exec") and "hastore" in one] == [
+        "ExecStart=/opt/hastore/bin/hastore serve -c /etc/hastore/%i.yaml"
+    ]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs Debian's systemd")
 def test_systemd_takes_the_unit(tmp_path: pathlib.Path) -> None:
     text = UNIT.read_text()
-    assert text.count("/opt/hastore/bin/hastore serve -c /etc/hastore/%i.yaml") == 2
+    assert text.count("/opt/hastore/bin/hastore serve -c /etc/hastore/%i.yaml") == 1
     unit = tmp_path / "hastore@node1.service"
     unit.write_text(text.replace("/opt/hastore/bin/hastore", "/bin/true"))
     done = subprocess.run(
