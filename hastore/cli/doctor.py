@@ -237,9 +237,18 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
     root = config.store.root
     folder = root
     while not os.path.isdir(folder):
+        if os.path.lexists(folder):
+            text = f"{folder} is no folder; move it away, or change store.root"
+            yield Finding("store", Severity.BAD, text)
+            return
         folder = os.path.dirname(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         text = f"{folder} is not writable for uid {os.getuid()}; chown it, or change store.root"
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            text = (
+                f"the disk of {folder} is mounted read-only, as the kernel does after an error: "
+                "look at the disk (`dmesg`), and mount it anew, or change store.root"
+            )
         yield Finding("store", Severity.BAD, text)
         return
     state = "exists" if folder == root else "is created at the first start"

@@ -115,6 +115,36 @@ def test_the_log_of_another_node(node):
     assert finding.verdict is Severity.BAD and "rename the directory" in finding.text
 
 
+def test_a_file_stands_where_the_store_is_to_be(node, tmp_path):
+    place = tmp_path / "file"
+    place.write_text("")
+    for root in (place, place / "store"):
+        finding = found(node, "store", **{"store.root": str(root)})
+        assert finding.verdict is Severity.BAD and f"{place} is no folder" in finding.text
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    finding = found(node, "store", **{"store.root": str(tmp_path / "link")})
+    assert finding.verdict is Severity.BAD and "is no folder" in finding.text
+    finding = found(node, "store", **{"store.root": str(tmp_path / "new" / "store")})
+    assert finding.verdict is Severity.GOOD and "is created" in finding.text
+
+
+def test_a_disk_that_is_mounted_read_only(node, monkeypatch):
+    """As the kernel does after an error of the disk; the owner of the folder is not the cause."""
+    real = os.statvfs
+
+    def statvfs(path):
+        found = list(real(path))
+        found[8] |= os.ST_RDONLY
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "is not writable" in found(node, "store").text
+    monkeypatch.setattr("os.statvfs", statvfs)
+    finding = found(node, "store")
+    assert finding.verdict is Severity.BAD
+    assert "mounted read-only" in finding.text and "chown" not in finding.text
+
+
 def test_a_peer_may_be_old_again_once_the_version_before_has_written_the_store(
     tmp_path, monkeypatch
 ):
