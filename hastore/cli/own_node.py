@@ -264,7 +264,7 @@ class FilePlace:
         before_edit = REAL.read_bytes(self._path)
         try:
             self.change(role)
-        except HastoreError:
+        except BaseException:  # also Ctrl-C, while another command has the file's folder locked
             # No other command may use them; but if the role is there, the promotion needs them.
             if REAL.read_bytes(self._path) == before_edit and REAL.exists(once):
                 REAL.remove(once)

@@ -11,6 +11,7 @@ from hastore.cli.own_node import FilePlace
 from hastore.config.file import load_config
 from hastore.config.model import Role
 from hastore.errors import ConfigError
+from hastore.fs import private_files
 from tests.cli.kit import hastore
 from tests.process.harness import ROOT, Group
 
@@ -76,6 +77,26 @@ def test_flags_do_not_stay_for_others_if_the_file_cannot_be_edited(tmp_path, mon
         patched.setattr(os, "replace", full)
         place.change_once(Role.SYNC_MASTER, "promote", {"force_unclean": True}, {"epoch": 1})
     assert not (folder / "once.json").exists() and "role: SLAVE" in path.read_text()
+
+
+def test_flags_do_not_stay_for_others_if_the_command_is_interrupted(tmp_path, monkeypatch):
+    """It may wait for seconds, for a command that has the folder of the file locked."""
+    assert hastore("init", str(tmp_path / "g")).returncode == 0
+    path = tmp_path / "g" / "node2.yaml"
+    config = load_config(str(path))
+    folder = pathlib.Path(config.store.root, "hastore")
+    folder.mkdir(parents=True)
+    place = FilePlace(str(path), config)
+
+    def interrupt(*_given):
+        raise KeyboardInterrupt
+
+    for name, written in (("_lock_within", False), ("_sync_folder", True)):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(private_files, name, interrupt)
+            place.change_once(Role.SYNC_MASTER, "promote", {"force_unclean": True}, {"epoch": 1})
+        assert ("role: SYNC_MASTER" in path.read_text()) is written
+        assert (folder / "once.json").exists() is written, "the promotion needs them"
 
 
 def test_the_present_master_begins_a_new_epoch(group):
