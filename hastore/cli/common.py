@@ -186,7 +186,15 @@ def explain(error: click.ClickException | HastoreError | OSError, name: str) -> 
 
 def print_note(text: str) -> None:
     """Print a line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
+
+
+def shown(text: str) -> str:
+    """Return a text as a terminal may get it: what is not printable is escaped, but for its lines.
+
+    A part of it may be of a client's choice, such as its id.
+    """
+    return "\n".join(map(one_line, text.split("\n")))
 
 
 def print_error(text: str) -> None:
@@ -200,7 +208,7 @@ def print_text(text: str, style: str | None = None) -> None:
     The terminal wraps it, so that a path or a command in it can be copied whole.
     """
     console: Console = __getattr__("stdout")
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(shown(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def counted(number: int, name: str) -> str:
@@ -219,8 +227,9 @@ def fitting_table(
     """Return the lines of a table that is at most `width` characters wide (None: no limit).
 
     If not all columns fit, the last ones are left out, but never the first `keep` columns. The
-    columns named in `right` are aligned to the right.
+    columns named in `right` are aligned to the right. What is not printable in a cell is escaped.
     """
+    rows = [list(map(one_line, row)) for row in rows]
     sizes = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     shown = len(head)
     while width is not None and shown > keep and sum(sizes[:shown]) + 2 * (shown - 1) > width:

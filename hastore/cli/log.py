@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from hastore.bounded_log import one_line
 from hastore.cli.common import (
     DONE,
     STORE,
@@ -83,11 +84,12 @@ def _print_record(entry: dict[str, Any]) -> None:
     if "topic" in entry:
         keys = next((value for name, value in entry["properties"] if name == "KEYS"), "")
         print(
-            f"{entry['offset']:>16} {entry['size']:>9} {entry['topic']}"
-            f"[{entry['queue_id']}]@{entry['queue_offset']} {_time(entry['store_ms'])} {keys}"
+            f"{entry['offset']:>16} {entry['size']:>9} {one_line(entry['topic'])}"
+            f"[{entry['queue_id']}]@{entry['queue_offset']} {_time(entry['store_ms'])} "
+            f"{one_line(keys)}"
         )
     if "body" in entry:
-        print(f"{'':>16} {json.dumps(entry['body'], ensure_ascii=False)}")
+        print(f"{'':>16} {one_line(json.dumps(entry['body'], ensure_ascii=False))}")
     elif "body_base64" in entry:
         print(f"{'':>16} base64 {entry['body_base64']}")
 
@@ -181,7 +183,8 @@ def pending_command(path: str, as_json: bool) -> None:
             print_json({**asdict(one), "kind": one.kind.value})
         else:
             due = f" due {_time(one.due_ms)}" if one.due_ms is not None else ""
-            print(f"{one.offset:>16} {one.kind.value:<7} {one.topic} {one.key}{due}")
+            place = f"{one_line(one.topic)} {one_line(one.key)}"
+            print(f"{one.offset:>16} {one.kind.value:<7} {place}{due}")
     if not found and not as_json:
         print_note(f"{path}: nothing is pending")
 

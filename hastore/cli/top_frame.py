@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hastore.bounded_log import one_line
 from hastore.cli.common import fitting_table
 from hastore.cli.status import GroupAnswers, Status, default_refusal
 
@@ -135,7 +136,7 @@ def _lags(was: Reading | None, now: Reading) -> list[dict[str, Any]]:
 def lines(shown: Mapping[str, Any], width: int | None, *, title: str = "") -> list[Line]:
     """Return the lines of a frame with their styles, none wider than `width` (None: no limit)."""
     found: list[Line] = [(title, "bold")] if title else []
-    found += [(f"error: {text}", "red") for text in shown["errors"]]
+    found += [(f"error: {one_line(text)}", "red") for text in shown["errors"]]
     found += _table(
         ["node", "role", "puts", "bytes/s", "end", "open", "waiting", "clients", "problems",
          "epoch"],

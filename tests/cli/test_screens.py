@@ -11,10 +11,14 @@ import termios
 
 import pytest
 
-from hastore.cli.common import fitting_table
+from hastore.cli import groups, top_frame
+from hastore.cli.common import fitting_table, print_text
+from hastore.client.messages import GroupMember, GroupMembers
+from hastore.record.codec import build_record
 from hastore.testing import warm
 from tests.cli.kit import hastore
 from tests.process.harness import ROOT, Group
+from tests.store.kit import BORN, opened, put
 
 NEEDED = ("node", "role", "epoch")
 
@@ -129,3 +133,27 @@ def test_each_finding_of_status_and_doctor_is_one_line_in_a_pipe(group, tmp_path
         done = hastore("doctor", "-c", str(other[1].path))
         checks = [line.split()[0] for line in done.stdout.splitlines()]
     assert checks == ["file", "node", "store", "disk", "api", "ha", "http", "node", "files"]
+
+
+def test_names_that_clients_chose_reach_no_terminal_as_control_characters(capsys, monkeypatch):
+    """A client id of RocketMQ's protocol may be any text; so may a message's key."""
+    bad = "c\x1b[2J\nfalse row\x9b"
+    found = GroupMembers([GroupMember(bad, "10.0.0.1:5", "JAVA")], {"t": {0: "gone\x1b[H"}})
+    monkeypatch.setattr(groups, "_ask_members", lambda *_: found)
+    done = hastore("groups", "members", "g", "--bootstrap", "127.0.0.1:1")
+    _, row = done.stdout.splitlines()
+    assert row.split()[:2] == ["c\\x1b[2J\\nfalse", "row\\x9b"]
+    assert "\x1b" not in done.stderr and "gone\\x1b[H" in done.stderr
+    look = {"nodes": [], "slaves": [], "messages_per_s": None, "errors": [bad],
+            "groups": [{"group": bad, "lag": 1, "lag_per_s": None}]}  # fmt: skip
+    assert all(text.isprintable() for text, _ in top_frame.lines(look, 80))
+    print_text(f"first {bad}")
+    assert capsys.readouterr().out == "first c\\x1b[2J\nfalse row\\x9b\n"
+
+
+def test_a_key_of_a_message_reaches_no_terminal_as_control_characters(tmp_path):
+    with opened(tmp_path) as store:
+        put(store, build_record("t", b"", queue_id=0, properties=[("KEYS", "k\x1b[2J")],
+                                born_timestamp_ms=1, born_host=BORN))  # fmt: skip
+    dumped = hastore("log", "dump", "--store", str(tmp_path)).stdout
+    assert "k\\x1b[2J" in dumped and "\x1b" not in dumped
