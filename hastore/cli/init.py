@@ -1,6 +1,7 @@
 """`hastore init`: write the configuration files and the secret of a new group."""
 
 import importlib.resources
+import json
 import os
 import pathlib
 import secrets
@@ -9,6 +10,7 @@ import string
 from collections.abc import Iterable
 
 import click
+import yaml
 
 from hastore.cli.common import DONE, print_json, print_note, program, with_json
 from hastore.config.file import load_config, load_names
@@ -52,13 +54,13 @@ def render(
         f'http: "127.0.0.1:{port + 2}"}}'
         for each, port in nodes.items()
     ]
-    secret = "null" if secret_file is None else secret_file
+    secret = "null" if secret_file is None else _quoted(secret_file)
     return string.Template(text).substitute(
         command=command,
         check=command.rpartition("/")[2],
         node=f"node: {number}".ljust(_KEY_COLUMNS),
         nodes="\n".join(lines),
-        root=f"root: {root}".ljust(_KEY_COLUMNS - 2),
+        root=f"root: {_quoted(root)}".ljust(_KEY_COLUMNS - 2),
         secret=f"secret_file: {secret}".ljust(_KEY_COLUMNS - 2),
         title=title,
         file=file,
@@ -178,7 +180,7 @@ def _with_tls(text: str, place: pathlib.Path, number: int) -> str:
     for key, value in values.items():
         place_of = next(at for at, line in enumerate(lines) if line.startswith(f"  {key}: "))
         comment = lines[place_of].partition("#")[2]
-        lines[place_of] = f"  {key}: {value}".ljust(_KEY_COLUMNS) + f" #{comment}"
+        lines[place_of] = f"  {key}: {_quoted(str(value))}".ljust(_KEY_COLUMNS) + f" #{comment}"
     return before + head + "".join(lines)
 
 
@@ -194,6 +196,15 @@ def _print_key_commands(place: pathlib.Path, files: Iterable[pathlib.Path]) -> N
         f"--out {key}"
     )
     print(f"export HASTORE_SECURITY={shlex.quote(str(place / _OPS))}")
+
+
+def _quoted(path: str) -> str:
+    """Return a path as YAML reads it: in a folder such as `a #1` the rest would be a comment."""
+    try:
+        is_plain = yaml.safe_load(path) == path
+    except (yaml.YAMLError, ValueError):
+        is_plain = False
+    return path if is_plain else json.dumps(path)
 
 
 def _starter(mode: Mode, number: int) -> str:

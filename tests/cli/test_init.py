@@ -16,7 +16,7 @@ from hastore.cli.common import run_code
 from hastore.cli.init import render
 from hastore.cli.main import cli
 from hastore.client.security import read_security
-from hastore.config.file import load_config
+from hastore.config.file import load_config, load_names
 from hastore.config.model import Mode, Role, Wire
 from hastore.errors import ConfigError
 from hastore.security.identities import Identities
@@ -126,6 +126,20 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     done = hastore("init", str(tmp_path / "file" / "below"))
     assert done.returncode == 2 and "cannot be written" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["a #1", "b: c", "d 'e' \"f\"", "g\\h", "i\u00e9", "j{k}[l]&*!"])
+def test_a_folder_whose_name_has_a_meaning_in_yaml(tmp_path, name):
+    folder = tmp_path / name
+    for group, more in (("plain", ()), ("tls", ("--tls",))):
+        done = hastore("init", str(folder / group), *more)
+        assert done.returncode == 0, done.stderr
+        for number in (1, 2):
+            config = load_names(str(folder / group / f"node{number}.yaml"))
+            assert config.store.root == str(folder / group / "data" / f"node{number}")
+            assert config.ha.secret_file == str(folder / group / "secret")
+    assert config.security.identities == str(folder / "tls" / "identities.yaml")
+    assert config.security.key == str(folder / "tls" / "tls" / "node2.key")
 
 
 def test_init_prints_the_commands_to_run(tmp_path):
