@@ -226,3 +226,12 @@ def test_a_node_whose_volume_is_lost_gets_another_number(started: Any) -> None:
         config = load_config(str(started("classic", ordinal, "3,2")))
         assert config.node == number and sorted(config.nodes) == [2, 3]
         assert config.nodes[number].ha.startswith(f"hastore-{ordinal}.")
+
+
+def test_an_update_of_a_pair_waits_for_what_comes() -> None:
+    """Of a pair no node may be stopped without puts being refused: can-stop never says yes."""
+    text = " ".join(DOCUMENT.split())
+    update = text.partition("- **Updates.**")[2].partition("### ")[0]
+    assert "until both are in sync again (`kubectl exec hastore-0 -- hastore status" in update
+    assert problem_of("hastore status --wait 600") is None
+    assert "until `hastore can-stop`" not in text
