@@ -43,6 +43,15 @@ def test_every_command_is_listed():
         assert f"hastore {name}" in TEXT, name
 
 
+def test_every_command_of_a_group_is_in_the_table():
+    table = TEXT.partition("## Commands")[2].partition("\n## ")[0].splitlines()
+    for group in cli.list_commands(click.Context(cli)):
+        commands = cli.get_command(click.Context(cli), group)
+        rows = [row.partition(" | ")[0] for row in table if f"`hastore {group} " in row]
+        for name in commands.list_commands(None) if isinstance(commands, click.Group) else ():
+            assert any(re.search(rf"\b{name}\b", row) for row in rows), f"{group} {name}"
+
+
 def test_the_targets_of_links_exist():
     for target in re.findall(r"\]\(([^)#:]+)\)", TEXT):
         assert (ROOT / target).exists(), target
