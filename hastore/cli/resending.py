@@ -22,6 +22,7 @@ from hastore.client.security import SecurityLike
 from hastore.errors import ClientError, HastoreError
 from hastore.protocol.api import PRODUCER_ID, SEQUENCE
 from hastore.record.compression import decompress
+from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.record.topic_records import OWN_PREFIX, RESERVED
 from hastore.store.offline import inspect
 
@@ -97,6 +98,8 @@ def read_archive(folder: str, start: int | None, end: int | None) -> Iterator[Re
         body, problem = _body_of(fields)
         if fields["topic"] in RESERVED:
             problem = "it waits for its delay, or for the end of its transaction"
+        elif fields["sys_flag"] & FLAG_INNER_BATCH:  # its body is not that of one message
+            problem = "its record is a batch of RocketMQ's, which clients may not send"
         yield Rescued(
             fields["offset"], fields["topic"], fields["queue_id"], fields["store_ms"], body,
             dict(fields["properties"]), problem,

@@ -11,6 +11,7 @@ from tests.cli.kit import hastore
 from tests.cli.test_status import cut_three, make_group, pair
 from tests.store.kit import BORN, message, opened
 from tests.store.kit import put as append
+from tests.store.test_message_reader import inner_batch
 
 __all__ = ["make_group", "pair"]
 
@@ -57,6 +58,15 @@ def test_an_archive_is_read_with_its_bodies(tmp_path):
     assert (one.body, one.problem) == (b"\xff\x00", None)
     assert (two.body, two.problem) == (text, None)
     assert three.body == b"junk" and "does not decompress" in three.problem
+
+
+def test_a_batch_in_one_record_is_not_sent_as_one_message(tmp_path):
+    """As RocketMQ 5 makes them; a node refuses such a record, and its body alone is no message."""
+    with opened(tmp_path / "archive") as store:
+        for base, count in ((0, 5), (5, 3)):
+            store.append_replica(store.max_offset, inner_batch(base, count, store.max_offset))
+    found = [*read_archive(str(tmp_path / "archive"), None, None)]
+    assert len(found) == 2 and all("a batch of RocketMQ's" in one.problem for one in found)
 
 
 def resend(group, *arguments):
