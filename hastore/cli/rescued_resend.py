@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 import click
@@ -78,14 +79,15 @@ def resend_command(
     it, also if it was sent again by this command: so the command may be repeated, after a failure
     too. A message without any of these is known only after this command has sent it. Let producers
     finish their own retries first. The copies are new messages, at the end of their topics; what
-    they replace is in their property RESCUED_FROM. Exit code 1: some were not sent; 4: some are not
-    confirmed.
+    they replace is in their property RESCUED_FROM. Exit code 1: some were not sent, or the archive
+    is damaged in part; 4: some are not confirmed.
     """
     if sum(map(bool, (numbers, every, folders))) != 1:
         raise UsageError("give --cut N, once for each cut, or --all, or --folder DIR")
     config = load_config(path)
     archives = [Archive(one) for one in folders] or _archives(config, path, numbers)
-    messages = _read(archives)
+    report = _Report(as_json)
+    messages = _read(archives, report)
     addresses, security = [one.api for one in config.nodes.values()], security_of(config)
     sendable = [one for one in messages if one.problem is None]
     known: set[TopicName] = set()
@@ -94,7 +96,6 @@ def resend_command(
         with Admin(addresses, timeout_s=timeout_s, security=security) as admin:
             ranges = admin.topics()
         known = names_in_log(sendable, addresses, security, ranges, timeout_s)
-    report = _Report(as_json)
     lacking = []
     for one in messages:
         if one.problem is not None:
@@ -112,7 +113,7 @@ def resend_command(
         with Producer(addresses, delivery_timeout_s=timeout_s, security=security) as producer:
             code = _send(producer, lacking, report)
     report.end(yes)
-    return code
+    return max(code, FAILED) if report.damaged else code
 
 
 def _archives(config: Config, path: str, numbers: tuple[int, ...]) -> list[Archive]:
@@ -141,14 +142,14 @@ def _archives(config: Config, path: str, numbers: tuple[int, ...]) -> list[Archi
     return found
 
 
-def _read(archives: list[Archive]) -> list[Rescued]:
+def _read(archives: list[Archive], report: _Report) -> list[Rescued]:
     found: list[Rescued] = []
     for archive in archives:
         if not os.path.isdir(archive.folder):
             raise UsageError(
                 f"--folder {archive.folder}: there is no such folder; see `hastore rescued list`"
             )
-        found += read_archive(*archive)
+        found += read_archive(*archive, partial(report.gap, archive.folder))
     return found
 
 
@@ -182,6 +183,15 @@ class _Report:
         self._as_json = as_json
         self._counts: dict[tuple[str, str | None], int] = {}
         self._errors = 0
+        self.damaged = False
+
+    def gap(self, folder: str, start: int, end: int) -> None:
+        """Tell bytes of an archive that hold no whole message."""
+        self.damaged = True
+        print_error(
+            f"bytes [{start}, {end}) of {folder} are damaged, or a part of a message: what they "
+            "held is not sent; another node's rescued/ may have it"
+        )
 
     def add(self, one: Rescued, outcome: str, problem: str | None = None) -> None:
         """Note one message."""
@@ -208,5 +218,5 @@ class _Report:
             print_note("there is no message")
         elif not sent and (LACKS, None) in self._counts:
             print_note("nothing was sent; with --yes the command sends what is lacking")
-        elif sent and not self._errors:
+        elif sent and not self._errors and not self.damaged:
             print_note("`hastore rescued dismiss` says that you have looked at the cuts")

@@ -12,8 +12,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hastore.client.consumer.consumer import Consumer
@@ -86,24 +87,57 @@ def names_of(properties: Mapping[str, str]) -> set[str]:
     return found
 
 
-def read_archive(folder: str, start: int | None, end: int | None) -> Iterator[Rescued]:
+def read_archive(
+    folder: str,
+    start: int | None,
+    end: int | None,
+    on_gap: Callable[[int, int], None] = lambda _start, _end: None,
+) -> Iterator[Rescued]:
     """Yield the messages of an archive in the order of its log; raises StoreError.
 
-    hastore's own records are left out.
+    hastore's own records are left out. Behind bytes that are no whole records it goes on; `on_gap`
+    is told of them.
     """
-    for item in inspect.dump(folder, start, end, bodies=True):
-        fields = item.get("record", item)
-        if "topic" not in fields or fields["topic"].startswith(OWN_PREFIX):
-            continue
-        body, problem = _body_of(fields)
-        if fields["topic"] in RESERVED:
-            problem = "it waits for its delay, or for the end of its transaction"
-        elif fields["sys_flag"] & FLAG_INNER_BATCH:  # its body is not that of one message
-            problem = "its record is a batch of RocketMQ's, which clients may not send"
-        yield Rescued(
-            fields["offset"], fields["topic"], fields["queue_id"], fields["store_ms"], body,
-            dict(fields["properties"]), problem,
-        )  # fmt: skip
+    # A log that was set aside as a whole may have been confirmed up to the middle of a record.
+    stop = start if start is not None and _is_tail(folder) else None
+    begin: int | None = start
+    while True:
+        moved = False
+        for item in inspect.dump(folder, begin, end, bodies=True):
+            place = int(item["pos"] if "pos" in item else item["offset"])
+            if stop is not None and place > stop:
+                on_gap(stop, place)
+            stop, moved = place + int(item["size"]), True
+            yield from _messages_of(item)
+        if stop is None or (end is not None and stop >= end):
+            return
+        if not moved and begin != start:  # nothing follows
+            if end is not None:
+                on_gap(stop, end)
+            return
+        begin = stop + 1
+
+
+def _is_tail(folder: str) -> bool:
+    """Whether an archive has the files of a log alone, which begin with the first cut record."""
+    names = os.listdir(folder)
+    return "commitlog" not in names and not any(one.startswith("dledger-") for one in names)
+
+
+def _messages_of(item: Mapping[str, Any]) -> Iterator[Rescued]:
+    """Yield the message that an item of the log holds, unless it is hastore's own."""
+    fields = item.get("record", item)
+    if "topic" not in fields or fields["topic"].startswith(OWN_PREFIX):
+        return
+    body, problem = _body_of(fields)
+    if fields["topic"] in RESERVED:
+        problem = "it waits for its delay, or for the end of its transaction"
+    elif fields["sys_flag"] & FLAG_INNER_BATCH:  # its body is not that of one message
+        problem = "its record is a batch of RocketMQ's, which clients may not send"
+    yield Rescued(
+        fields["offset"], fields["topic"], fields["queue_id"], fields["store_ms"], body,
+        dict(fields["properties"]), problem,
+    )  # fmt: skip
 
 
 def _body_of(fields: Mapping[str, Any]) -> tuple[bytes, str | None]:

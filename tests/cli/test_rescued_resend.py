@@ -1,6 +1,7 @@
 """`hastore rescued resend`: what the log has is not sent, and what was sent is not sent again."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -142,6 +143,44 @@ def test_a_message_is_known_by_its_name_in_its_own_topic_only(pair, tmp_path):
     assert [one["body"] for one in consumed(pair, "TopicB")].count("passed on") == 1
     code, lines, problems = resend(pair, "--folder", folder, "--yes")
     assert (code, lines) == (0, ["in the log: 2 messages"]), problems
+
+
+def test_what_lies_behind_damage_is_sent_and_the_damage_is_told(pair, tmp_path):
+    """Else these messages would be forgotten with the cut: the command said that all was sent."""
+    records = [
+        record("TopicD", b"%d" % number * 99, ("UNIQ_KEY", f"D{number}")) for number in range(6)
+    ]
+    folder = archive(tmp_path, *records)
+    (file,) = (tmp_path / "archive" / "commitlog").iterdir()
+    size = len(records[0])
+    raw = bytearray(file.read_bytes())
+    raw[size + 4 : size + 8] = b"junk"  # the header of the second one
+    raw[3 * size + 120] ^= 1  # in the body of the fourth one
+    file.write_bytes(raw)
+    code, lines, problems = resend(pair, "--folder", folder)
+    assert (code, lines) == (1, ["lacking: 4 messages"]), problems
+    for number in (1, 3):
+        assert f"bytes [{number * size}, {(number + 1) * size}) of {folder} are damaged" in problems
+    code, lines, problems = resend(pair, "--folder", folder, "--yes")
+    assert (code, lines) == (1, ["sent: 4 messages"]) and "dismiss" not in problems
+    assert sorted(one["body"][0] for one in consumed(pair, "TopicD")) == ["0", "2", "4", "5"]
+
+
+def test_what_a_tail_in_rescued_lacks_is_told(tmp_path):
+    """Also at its begin and at its end, as the cut says it."""
+    records = [record("TopicD", b"%d" % number * 99) for number in range(4)]
+    folder = tmp_path / "65537-0"
+    size = len(records[0])
+    (whole,) = pathlib.Path(archive(tmp_path, *records), "commitlog").iterdir()
+    folder.mkdir()
+    raw = bytearray(whole.read_bytes()[: 4 * size])
+    for number in (0, 3):
+        raw[number * size + 120] ^= 1
+    (folder / whole.name).write_bytes(raw)
+    gaps = []
+    found = [*read_archive(str(folder), 0, 4 * size, lambda *gap: gaps.append(gap))]
+    assert [one.offset for one in found] == [size, 2 * size]
+    assert gaps == [(0, size), (3 * size, 4 * size)]
 
 
 def test_what_cannot_be_sent_is_named(pair, tmp_path):
