@@ -24,8 +24,11 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.log_repair import repair_command
+from hastore.errors import StoreError
+from hastore.fs.filesystem import REAL
 from hastore.store.offline import inspect
 from hastore.store.offline.pending import find_pending
+from hastore.store.state.limits import read_limits
 
 with_store = click.option(
     "--store",
@@ -53,21 +56,56 @@ log_group.add_command(repair_command)
 @with_json
 def dump_command(
     path: str, start: int | None, end: int | None, bodies: bool, as_json: bool
-) -> None:
+) -> int:
     """Print every record and blank that begins in [from, to), in the log's order.
 
     With --body it prints each body too: as a JSON string (the field `body`), or in base64
-    (`body_base64`) when it is not UTF-8.
+    (`body_base64`) when it is not UTF-8. It ends before damage, with exit code 3.
     """
+    synced, stop = _synced_end(path), None  # before the dump: a node may append meanwhile
     for entry in inspect.dump(path, start, end, bodies=bodies):
+        stop = _place(entry) + int(entry["size"])
         if as_json:
             print_json(entry)
         elif entry.get("blank"):
-            print(f"{entry.get('pos', entry.get('offset')):>16} {entry['size']:>9} blank")
+            print(f"{_place(entry):>16} {entry['size']:>9} blank")
         elif "index" in entry:
             _print_entry(entry)
         else:
             _print_record(entry)
+    problem = None if stop is None else _damage_text(path, stop, end, synced)
+    if problem is None:
+        return DONE
+    print_error(problem)
+    return STORE
+
+
+def _place(entry: dict[str, Any]) -> int:
+    return int(entry["pos"] if "pos" in entry else entry["offset"])
+
+
+def _synced_end(path: str) -> int | None:
+    """Return up to where a node has synced its log; None if the store does not say it."""
+    try:
+        limits = read_limits(REAL, path)
+    except (StoreError, OSError):  # `verify` says it
+        return None
+    return None if limits is None else limits.flushed_offset
+
+
+def _damage_text(path: str, stop: int, end: int | None, synced: int | None) -> str | None:
+    """Say that the log goes on beyond `stop`, where no record begins; None if it ends there."""
+    if end is not None and stop >= end or synced is not None and stop >= synced:
+        return None
+    if next(inspect.dump(path, stop, end), None) is not None:
+        return None  # it was appended meanwhile
+    following = next(inspect.dump(path, stop + 1, end), None)
+    if following is None and synced is None:
+        return None
+    text = f"{path}: no record at offset {stop}: the log is damaged there"
+    if following is None:
+        return f"{text}, up to {synced} or beyond"
+    return f"{text}, and goes on at {_place(following)}: --from {_place(following)} has the rest"
 
 
 def _print_entry(entry: dict[str, Any]) -> None:

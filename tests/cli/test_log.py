@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from tests.cli.kit import hastore
+from tests.store.kit import message, opened, put
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "three-files"
 FIELDS = [
@@ -92,6 +93,34 @@ def test_a_store_of_another_user_names_the_remedy(tmp_path):
             os.seteuid(0)
     assert done.returncode == 1
     assert done.stderr.endswith("the user who owns it; for a store see also store.group_read\n")
+
+
+def test_a_dump_that_ends_before_damage_says_so(tmp_path):
+    """Of RocketMQ's store, of hastore's, and of files in a folder, as under rescued/."""
+    for kind in ("rocketmq", "hastore", "bare"):
+        store = tmp_path / kind
+        if kind == "hastore":
+            with opened(store) as one:
+                put(one, *(message(number) for number in range(6)))
+        else:
+            shutil.copytree(GOLDEN / "commitlog" if kind == "bare" else GOLDEN, store)
+        whole = hastore("log", "dump", "--store", str(store), "--json")
+        entries = [json.loads(line) for line in whole.stdout.splitlines()]
+        assert (whole.returncode, whole.stderr) == (0, "")
+        file = sorted((store if kind == "bare" else store / "commitlog").iterdir())[0]
+        raw = bytearray(file.read_bytes())
+        bad, following = entries[2], entries[3]["offset"]
+        raw[bad["offset"] + 4] ^= 1
+        file.write_bytes(raw)
+        done = hastore("log", "dump", "--store", str(store), "--json")
+        assert [json.loads(line) for line in done.stdout.splitlines()] == entries[:2]
+        assert done.returncode == 3 and f"no record at offset {bad['offset']}" in done.stderr
+        assert f"--from {following}" in done.stderr
+        done = hastore("log", "dump", "--store", str(store), "--json", "--from", str(following))
+        assert [json.loads(line) for line in done.stdout.splitlines()] == entries[3:]
+        assert done.returncode == 0
+        done = hastore("log", "dump", "--store", str(store), "--to", str(bad["offset"]))
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_dump_shows_bodies_and_reads_a_folder_of_files(tmp_path):
