@@ -134,7 +134,23 @@ def __getattr__(name: str) -> Any:
 
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command and exit with its code; each error is one line on stderr."""
+    _open_standard_streams()
     sys.exit(run_code(command, name))
+
+
+def _open_standard_streams() -> None:
+    """Put the null device in the place of standard streams that whoever started this has closed.
+
+    The next files would get their numbers: what the interpreter or a library writes to descriptor 2
+    at its end would be in the log.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
 
 
 def run_code(

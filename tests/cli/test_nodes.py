@@ -11,7 +11,7 @@ import pytest
 
 from hastore.cli.common import bootstrap_addresses
 from tests.cli.kit import hastore, program
-from tests.process.harness import ROOT, Group
+from tests.process.harness import ROOT, Group, wait_until
 
 
 def process(name, *arguments):
@@ -51,6 +51,26 @@ def test_a_full_disk_under_stdout_ends_no_node(tmp_path):
         finally:
             node.kill()
             node.communicate()
+
+
+def test_a_node_without_standard_streams_gives_their_numbers_to_no_file(tmp_path):
+    """What ends a process writes to descriptor 2, whatever that is; and a clean stop is none."""
+    closed = 'exec "$0" "$@" <&- >&- 2>&-'
+    words = ["sh", "-c", closed, sys.executable, str(ROOT / "bin" / "hastore")]
+    assert subprocess.run([*words, "completion", "bash"], check=False).returncode == 0
+    with Group(tmp_path) as group:
+        node = subprocess.Popen([*words, "serve", "-c", str(group[1].path)])
+        try:
+            limits = group[1].store / "hastore" / "limits"
+            wait_until(limits.exists, 60, "the node has not opened its store")
+            for number in range(3):
+                assert os.readlink(f"/proc/{node.pid}/fd/{number}") == os.devnull
+            wait_until(group[1].status, 60, "the node does not answer")
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(60) == 0
+        finally:
+            node.kill()
+            node.wait()
 
 
 @pytest.mark.parametrize(("name", "number"), [("hastore-master", 2), ("hastore-slave", 1)])
