@@ -7,7 +7,8 @@ from hastore.errors import ConfigError
 from hastore.fs.private_files import MAX_KEY_FILE_BYTES, read_private
 
 _LINE = re.compile(
-    r"""^(accessKey|secretKey):[ \t]*(["']?)([!-~]{1,128}?)\2[ \t]*$""", re.MULTILINE
+    r"""^(accessKey|secretKey):[ \t]*(["']?)([!-~]{1,128}?)\2(?:[ \t]+\#.*|[ \t]*)\r?$""",
+    re.MULTILINE,
 )
 
 
@@ -23,7 +24,7 @@ def read_credentials(path: str) -> Credentials:
 
     Raises ConfigError.
     """
-    text = read_private(path, MAX_KEY_FILE_BYTES).decode("ascii", "replace")
+    text = read_private(path, MAX_KEY_FILE_BYTES).decode("utf-8-sig", "replace")
     found = {match[1]: match[3] for match in _LINE.finditer(text)}
     for name in ("accessKey", "secretKey"):
         if name not in found:

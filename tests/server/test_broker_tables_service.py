@@ -282,11 +282,13 @@ def test_requests_are_signed(tmp_path: Path, broker: Broker) -> None:
         ("", None),
         ('accessKey:   "a:1"  \nsecretKey: "s#x"', Credentials("a:1", "s#x")),
         ("accessKey: \xe9\nsecretKey: b\n", None),
+        ("\ufeffaccessKey: a\r\nsecretKey: 'b'\r\n", Credentials("a", "b")),
+        ("accessKey: a # of mqadmin\nsecretKey: b#c  # its secret\n", Credentials("a", "b#c")),
     ],
 )
 def test_credentials(tmp_path: Path, text: str, found: Credentials | None) -> None:
     path = tmp_path / "key"
-    path.write_text(text)
+    path.write_bytes(text.encode())
     path.chmod(0o600)
     if found is None:
         with pytest.raises(ConfigError, match="accessKey: NAME"):
