@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from hastore.record.compression import decompress
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.record.topic_records import OWN_PREFIX, RESERVED
 from hastore.store.offline import inspect
+from hastore.store.offline.log_files import LogFiles
 
 RESCUED_FROM = "RESCUED_FROM"
 _UNIQUE = "UNIQ_KEY"
@@ -98,8 +98,7 @@ def read_archive(
     hastore's own records are left out. Behind bytes that are no whole records it goes on; `on_gap`
     is told of them.
     """
-    # A log that was set aside as a whole may have been confirmed up to the middle of a record.
-    stop = start if start is not None and _is_tail(folder) else None
+    stop = start if start is not None and _begins_with_a_record(folder) else None
     begin: int | None = start
     while True:
         moved = False
@@ -118,10 +117,14 @@ def read_archive(
         begin = stop + 1
 
 
-def _is_tail(folder: str) -> bool:
-    """Whether an archive has the files of a log alone, which begin with the first cut record."""
-    names = os.listdir(folder)
-    return "commitlog" not in names and not any(one.startswith("dledger-") for one in names)
+def _begins_with_a_record(folder: str) -> bool:
+    """Whether what was cut begins with a record, so that other bytes there are damage.
+
+    A log that was set aside as a whole may have been confirmed up to the middle of one, and a tail
+    of mode dledger begins with its leader's empty entry.
+    """
+    with contextlib.closing(LogFiles(folder, bare_too=True)) as files:
+        return files.is_bare and not files.form.lead
 
 
 def _messages_of(item: Mapping[str, Any]) -> Iterator[Rescued]:

@@ -10,6 +10,9 @@ from hastore.record.codec import build_record
 from hastore.record.compression import compress
 from tests.cli.kit import hastore
 from tests.cli.test_status import cut_three, make_group, pair
+from tests.dledger.store.kit import no_op
+from tests.dledger.store.kit import opened as opened_entries
+from tests.dledger.store.kit import put as put_entries
 from tests.store.kit import BORN, message, opened
 from tests.store.kit import put as append
 from tests.store.test_message_reader import inner_batch
@@ -181,6 +184,22 @@ def test_what_a_tail_in_rescued_lacks_is_told(tmp_path):
     found = [*read_archive(str(folder), 0, 4 * size, lambda *gap: gaps.append(gap))]
     assert [one.offset for one in found] == [size, 2 * size]
     assert gaps == [(0, size), (3 * size, 4 * size)]
+
+
+def test_a_tail_of_mode_dledger_begins_with_its_leaders_empty_entry(tmp_path):
+    """Which has no record, and is no damage."""
+    with opened_entries(tmp_path / "s") as store:
+        put_entries(store, 1, *(message(number) for number in range(10)))
+        start = store.end_position(9)
+        no_op(store, 2)
+        put_entries(store, 2, *(message(number) for number in range(10, 15)))
+        end = store.messages.max_offset
+        store.flush()
+        store.truncate(10)
+    (folder,) = (tmp_path / "s" / "rescued").iterdir()
+    gaps = []
+    found = [*read_archive(str(folder), start, end, lambda *gap: gaps.append(gap))]
+    assert (len(found), gaps) == (5, [])
 
 
 def test_what_cannot_be_sent_is_named(pair, tmp_path):
