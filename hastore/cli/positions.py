@@ -1,6 +1,8 @@
 """`hastore positions`: import and export consumers' positions in a RocketMQ broker's format."""
 
+import os
 import pathlib
+import stat
 import sys
 from dataclasses import dataclass
 
@@ -25,6 +27,7 @@ from hastore.client.consumer.positions_client import (
     parse_offsets,
 )
 from hastore.errors import UsageError
+from hastore.fs.private_files import UMASK_MODE, replace_file
 
 IMPORTED, KEPT, NO_TOPIC = "imported", "kept", "no such topic"
 
@@ -156,7 +159,10 @@ def import_positions(
 def export_command(
     file: pathlib.Path | None, groups: tuple[str, ...], bootstrap: str | None
 ) -> int:
-    """Write all groups' positions to FILE (default: stdout) in the format of a RocketMQ broker."""
+    """Write all groups' positions to FILE (default: stdout) in the format of a RocketMQ broker.
+
+    FILE is replaced at once: without room the one before stays.
+    """
     addresses = bootstrap_addresses(bootstrap)
     wait_replayed(addresses)  # else commits of the last moment would be missing
     with Positions(addresses) as positions:
@@ -166,6 +172,17 @@ def export_command(
     )
     if file is None:
         sys.stdout.write(text + "\n")
+    elif file.exists() and not file.is_file():  # a device or a pipe
+        file.write_text(text + "\n", "utf-8")
     else:
-        file.write_text(text + "\n")
+        replace_file(str(file), f"{text}\n".encode(), _mode_of(file))
     return DONE
+
+
+def _mode_of(file: pathlib.Path) -> int:
+    """Return the mode that a file has, or gets when it is made."""
+    if file.exists():
+        return stat.S_IMODE(file.stat().st_mode)
+    umask = os.umask(0)
+    os.umask(umask)
+    return UMASK_MODE & ~umask

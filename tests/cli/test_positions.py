@@ -1,13 +1,15 @@
 """`hastore positions`: import from a broker's file, and export to one."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.producer.producer import Producer
 from tests.cli.kit import hastore
-from tests.process.harness import Group
+from tests.process.harness import ROOT, Group
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,26 @@ def test_export_writes_a_brokers_file(node, positions, tmp_path):
     file = tmp_path / "all.json"
     assert positions("export", str(file)).returncode == 0
     assert "T@leaving" in json.loads(file.read_text())["offsetTable"]
+
+
+def test_an_export_without_room_leaves_the_one_before(node, tmp_path):
+    """It may be the only copy of the positions."""
+    file = tmp_path / "all.json"
+    file.write_text("the one before")
+    file.chmod(0o640)
+    words = [sys.executable, str(ROOT / "bin" / "hastore"), "positions", "export", str(file),
+             "--bootstrap", node.api.removeprefix("tcp://")]  # fmt: skip
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$0" "$@"', *words], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode and "File too large" in done.stderr, done.stderr
+    assert file.read_text() == "the one before" and len([*tmp_path.iterdir()]) == 1
+    subprocess.run(words, check=True)
+    assert "offsetTable" in file.read_text() and file.stat().st_mode & 0o777 == 0o640
+    words[4] = "/dev/stdout"
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert "offsetTable" in done.stdout
 
 
 def test_another_kind_of_file_is_wrong_usage(positions, tmp_path):
