@@ -317,7 +317,7 @@ def read_files(places: Sequence[str], on_left_out: Callable[[str], None]) -> lis
         if os.path.isdir(place):
             inside = sorted(name for name in os.listdir(place) if name.endswith(_ENDINGS))
             for path in (os.path.join(place, name) for name in inside):
-                if _may_be_nodes(path):
+                if os.path.isfile(path) and _may_be_nodes(path):
                     paths[path] = None
                 else:
                     on_left_out(path)

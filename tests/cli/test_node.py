@@ -222,6 +222,15 @@ def test_a_number_that_is_unknown_here_may_be_known_to_a_node_that_is_silent(fil
     assert done.returncode == 0 and "warning: node 9 is in none of these files" in done.stderr
 
 
+def test_what_is_no_file_in_a_folder_is_left_out(files, tmp_path):
+    """As the link to nowhere by which Emacs locks a file that is edited."""
+    (tmp_path / ".#node1.yaml").symlink_to("ops@host.4711:1")
+    (tmp_path / "old.yaml").mkdir()
+    told = node("add", tmp_path, "--node", 4, *NEW)
+    assert told["changed"] == [str(path) for path in files]
+    assert told["left_out"] == [str(tmp_path / ".#node1.yaml"), str(tmp_path / "old.yaml")]
+
+
 def test_other_files_in_a_folder_are_left_out(files, tmp_path):
     """As those that `hastore init --tls` leads to, and whatever else has this ending."""
     (tmp_path / "identities.yaml").write_text("ops:\n  challenge_secret: x\n  admin: true\n")
