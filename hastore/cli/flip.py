@@ -65,6 +65,7 @@ class OneShotFlags:
 class Target(NamedTuple):
     """The node whose role a command changes; `given` is how the command was told of it."""
 
+    path: str  # of the file that the command was given
     given: str
     config: Config
     before: Status | None  # what it says before; None: it does not answer
@@ -148,7 +149,7 @@ def _target(path: str, command: str, remote: int | None) -> Target:
     if remote is None:
         before = ask_node(config)
         refuse_other_file(command, path, config, before)
-        return Target(path, config, before, role_place(path, config), False)
+        return Target(path, path, config, before, role_place(path, config), False)
     from hastore.cli.remote_role import ask_named, remote_place
 
     if remote not in config.nodes:
@@ -156,7 +157,7 @@ def _target(path: str, command: str, remote: int | None) -> Target:
         raise UsageError(f"--node {remote}: {path} has no such node; its nodes are {known}")
     config = as_node(config, remote)
     given = f"{path} --node {remote} --remote"
-    return Target(given, config, ask_named(config), remote_place(config), True)
+    return Target(path, given, config, ask_named(config), remote_place(config), True)
 
 
 def _load_classic(path: str, command: str, *, remote: bool) -> Config:
@@ -222,9 +223,8 @@ def _remedy(target: Target, seen: Status, reason: str) -> str:
     if seen["writable"]:  # it serves: to cancel by a demotion would stop the service
         if not awaited:
             return "; it tries again each second"
-        removals = ", ".join(
-            f"`hastore node remove {target.given} --node {number}`" for number in awaited
-        )
+        group = f"{target.path} --remote" if target.remote else target.path
+        removals = ", ".join(f"`hastore node remove {group} --node {number}`" for number in awaited)
         return (
             f"; it tries again each second: start node {named}, or take it out of the list of every"
             f" node's file again ({removals})"

@@ -36,6 +36,15 @@ def test_puts_are_no_progress_of_a_master_that_shall_begin_a_new_epoch(ask, caps
     assert waits.startswith("node 1 (tcp://127.0.0.1:7001): no new epoch has begun: promotion nee")
 
 
+def test_a_node_is_taken_out_of_the_list_from_elsewhere_too(ask):
+    """The command names the node that leaves, and not also the master."""
+    path = ask(1, {})
+    target = flip._target(path, "promote", None)
+    target = target._replace(given=f"{path} --node 1 --remote", remote=True)
+    text = flip._remedy(target, {"writable": True}, WAITS.format(4))
+    assert f"`hastore node remove {path} --remote --node 4`" in text and "--node 1" not in text
+
+
 def test_puts_are_no_progress_of_a_slave_that_follows_while_it_waits(ask, capsys):
     slave = {"role": "SLAVE", "reason": "this node is a slave; node 1 is the master"}
     path = ask(2, slave, *[slave] * 5, {"reason": f"waiting to be master: {WAITS.format(3)}"})
