@@ -35,7 +35,7 @@ from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Wire
-from hastore.errors import HastoreError, NotAuthenticatedError
+from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
 
 _MIB = 1 << 20
 _target = click.argument("place", metavar="TARGET")
@@ -88,6 +88,8 @@ def take_command(
     Only what TARGET lacks is copied. Every record that is copied is checked. Until the backup is
     whole, the one before it is as it was.
     """
+    if max_rate is not None and not math.isfinite(max_rate):
+        raise UsageError(f"--max-rate {max_rate:g}: it is no number; leave it out for no bound")
     config = load_config(path)
     target = open_target(place)
     with Source(config) as source, progress_bar(visible=not as_json) as bar:

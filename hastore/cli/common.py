@@ -74,8 +74,14 @@ _NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
 )
 
 
+LONGEST_S = 1e9  # 31 years; the system's calls do not take any time
+
+
 class Seconds(click.FloatRange):
-    """A time to wait, in seconds: above 0, or, with `or_none`, at least 0. NaN is refused."""
+    """A time to wait, in seconds: above 0, or, with `or_none`, at least 0. NaN is refused.
+
+    `inf`, or any time above LONGEST_S, is that time.
+    """
 
     def __init__(self, *, or_none: bool = False) -> None:
         super().__init__(0, min_open=not or_none)
@@ -87,7 +93,7 @@ class Seconds(click.FloatRange):
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a time to wait.", param, ctx)
-        return seconds
+        return min(seconds, LONGEST_S)
 
 
 def complete_files(

@@ -101,6 +101,9 @@ def test_errors(files, tmp_path):
     other = write_file(tmp_path / "9.yaml", 9, [9], tmp_path / "nothing", **ALONE)
     done = hastore("backup", "take", "-c", other, place)
     assert done.returncode == 2 and "no store of a node that has run" in done.stderr
+    for rate in ("nan", "inf"):
+        done = hastore("backup", "take", "-c", file, place, "--max-rate", rate)
+        assert done.returncode == 2 and f"--max-rate {rate}: it is no number" in done.stderr
     theirs = write_file(tmp_path / "8.yaml", 1, [1], tmp_path / "node1", group="h", **ALONE)
     hastore("backup", "take", "-c", file, place)
     assert "another group" in hastore("backup", "take", "-c", theirs, place).stderr

@@ -1,10 +1,16 @@
 """When a node follows: how `status` shows that it does not, and when a demotion has ended."""
 
+import contextlib
+import os
+import select
+import signal
+import time
 import types
 
 import pytest
 
 from hastore.cli import dledger, flip
+from hastore.cli.common import LONGEST_S, Seconds
 from hastore.cli.status import (
     delayed_text,
     no_master_text,
@@ -92,6 +98,37 @@ def test_an_impossible_wait_is_wrong_usage_and_nothing_is_edited(tmp_path, given
             assert done.returncode == 2 and "'--timeout'" in done.stderr, done.stderr
         if given != "0":
             assert hastore("status", *api, "--wait", given).returncode == 2
+
+
+def test_a_wait_without_an_end_is_a_long_one():
+    """A time that the system does not take ended `top` and `--watch` with a stack."""
+    longest = Seconds().convert("inf", None, None)
+    assert longest == Seconds().convert("1e300", None, None) == LONGEST_S
+    assert Seconds().convert("2.5", None, None) == 2.5
+    end, begin = os.pipe()
+    try:  # what `top` and --watch call
+        assert select.select([], [begin], [], longest)[1] == [begin]
+        with pytest.raises(TimeoutError), interrupted_after(0.1):
+            time.sleep(longest)
+    finally:
+        os.close(end)
+        os.close(begin)
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    """Raise TimeoutError in the main thread after so long."""
+
+    def end(*_given):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def elector(node, members=(1, 2, 3), *, term=4, leader=None, remembers=True, reason="why"):
