@@ -5,6 +5,7 @@
 
 import difflib
 import importlib
+import io
 import json
 import math
 import os
@@ -141,6 +142,8 @@ def __getattr__(name: str) -> Any:
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command and exit with its code; each error is one line on stderr."""
     _open_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a name may have any letters
     sys.exit(run_code(command, name))
 
 

@@ -53,6 +53,16 @@ def test_a_full_disk_under_stdout_ends_no_node(tmp_path):
             node.communicate()
 
 
+def test_what_the_terminal_cannot_show_ends_no_command(tmp_path):
+    """A group may have any name, and an old terminal few letters."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bin" / "hastore"), "init", str(tmp_path / "\u540d")],
+        env={**os.environ, "PYTHONIOENCODING": "iso-8859-1"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "\\u540d/node1.yaml" in done.stdout, done.stderr
+
+
 def test_a_node_without_standard_streams_gives_their_numbers_to_no_file(tmp_path):
     """What ends a process writes to descriptor 2, whatever that is; and a clean stop is none."""
     closed = 'exec "$0" "$@" <&- >&- 2>&-'
