@@ -232,8 +232,11 @@ class IndexFile:
         number = self.header.count
         self._file.zero(self._entry_at(number), ENTRY.size * (last - number))
 
-    def rebuild(self, limit: int) -> None:
-        """Keep the leading entries of records below `limit`; rebuild the slots from them."""
+    def rebuild(self, limit: int, *, zeros: bool) -> None:
+        """Keep the leading entries of records below `limit`; rebuild the slots from them.
+
+        An entry of zeros was not written; but with `zeros` the first one is that of a record at 0.
+        """
         assert self._file is not None and self._map is not None
         self._file.zero(HEADER.size, SLOT.size * self.slots)
         latest: dict[int, int] = {}
@@ -245,7 +248,7 @@ class IndexFile:
                 self._read_entries(number, count)
             ):
                 slot = key_hash % self.slots if key_hash >= 0 else -1
-                lost = not key_hash and not offset and number > 1
+                lost = not key_hash and not offset and not (zeros and number == 1)
                 if offset >= limit or lost or slot < 0 or previous != latest.get(slot, 0):
                     whole = False
                     break

@@ -332,13 +332,21 @@ class KeyIndex:
         for number in range(trusted, len(self._files)):
             file = self._files[number]
             file.open()
-            file.rebuild(limit)
+            file.rebuild(limit, zeros=number == 0 and self._begins_with_zeros())
             self._finish_header(number)
             file.close()
             if not file.is_full:  # later files have nothing below the limit
                 while len(self._files) > number + 1:
                     self._remove_last()
                 break
+
+    def _begins_with_zeros(self) -> bool:
+        """Whether the first entry of all is one of zeros: the record at 0 has a key of hash 0."""
+        record = self._record_at(0)
+        keys = () if record is None else keys_of(record.properties)
+        return record is not None and any(
+            self._hasher.key_hash(record.topic, key) == 0 for key in keys
+        )
 
     def _cut(self, limit: int) -> None:
         """Remove entries from the last files; leave the last one open."""

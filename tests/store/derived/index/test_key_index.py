@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hastore.record.hashes import KeyHasher
 from hastore.store.derived.index_file import IndexFile
 from hastore.store.derived.key_index import KeyIndex
 from tests.store.derived_files import Derived, query, rebuilt
@@ -54,6 +55,40 @@ def test_the_first_record_starts_a_file_even_without_keys(tmp_path: Path) -> Non
     fill(log, 1, keys=0)
     files = rebuilt(tmp_path, log)
     assert files["index/0"] == bytes(39) + b"\1" + bytes(8400)
+
+
+@pytest.mark.parametrize("keyed", [0, 3, 399, 798])
+def test_a_power_loss_finds_no_entry_in_a_file_that_has_none(tmp_path: Path, keyed: int) -> None:
+    """One of zeros counted as that of a record at 0, and all searches by key ended there."""
+    log = MemoryLog()
+    records = [log.append(queue_offset=at, properties=b"KEYS\x01k\x02") for at in range(keyed)]
+    log.append(queue_offset=keyed, properties=b"")
+    wanted = rebuilt(tmp_path / "wanted", log)
+    derived = Derived.over(tmp_path / "root", log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    again = Derived.over(tmp_path / "root", log, boot_id=bytes(16))
+    again.build.replay()
+    found = query(again.index, "T", "k", max_messages=1_000)
+    assert found == [one.physical_offset for one in reversed(records)]
+    assert again.files() == wanted
+
+
+def test_a_power_loss_keeps_an_entry_of_zeros_that_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KeyHasher, "key_hash", lambda _self, _topic, key: len(key) - 1)
+    log = MemoryLog()
+    log.append(properties=b"KEYS\x01k\x02")
+    log.append(queue_offset=1, properties=b"KEYS\x01kk\x02")
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    files = derived.files()
+    again = Derived.over(tmp_path, log, boot_id=bytes(16))
+    assert again.files() == files and query(again.index, "T", "k") == [0]
 
 
 def test_rollbacks_are_left_out_prepared_records_are_not(tmp_path: Path) -> None:
