@@ -8,7 +8,6 @@ exact, and a larger one is rounded to the middle of a bucket, 0.8 % away at most
 Lag is what was sampled of running nodes (lag.py): a log does not tell how late its copies were.
 """
 
-import math
 import os
 import shutil
 import uuid
@@ -30,6 +29,7 @@ from hastore.pipeline.where import Where
 from hastore.spark.options.offsets import parse_instant
 from hastore.spark.read.planning import open_backend, select
 
+SAMPLE_MAX_S = 366 * 86_400.0
 TIMESTAMP_MAX_MS = (2**63 - 1) // 1000  # the source's times are not farther from 1970
 SOURCE_SCHEMA = "topic string, timestamp timestamp, bornTimestamp timestamp, size int"
 _EXACT = 128  # latencies below it have buckets of their own
@@ -167,8 +167,8 @@ def check_stats(where: Where, options: StatsOptions) -> None:
     """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
     if options.sample_s and where.servers is None:
         raise UsageError("--sample needs --servers: a store alone does not know its replicas")
-    if math.isinf(options.sample_s):
-        raise UsageError("--sample has no end; give a number of seconds")
+    if options.sample_s > SAMPLE_MAX_S:
+        raise UsageError("--sample has no end within a year; give a number of seconds")
     if options.lag_only and where.servers is None:
         raise UsageError("--lag-only needs --servers: a store alone does not know its replicas")
     if options.lag_only and options.parquet is not None:

@@ -459,9 +459,11 @@ class NodeBackend(BaseBackend):
 
     def status(self) -> dict[str, Any]:
         """Return the object of `hastore status --json`."""
+        is_open = bool(self._member.open_epoch)  # first: by then the history has that epoch
         config, data = self._member.config, self._member.state.data
         pending = pending_changes(config, self._roles.latest_config, data.history)
-        acks = data.history[-1].acks if self._member.open_epoch else config.effective_acks
+        is_open = is_open and bool(data.history)
+        acks = data.history[-1].acks if is_open else config.effective_acks
         return {
             "node": config.node,
             "mode": config.mode.value,

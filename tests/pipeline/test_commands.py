@@ -69,7 +69,7 @@ WRONG = (
     ("stats --path {store} --topic none", "there is no topic 'none'"),
     ("stats --path {store} --sample 5", "--sample needs --servers"),
     ("stats --path {store} --lag-only", "--lag-only needs --servers"),
-    ("stats --servers 127.0.0.1:1 --lag-only --sample inf", "--sample has no end"),
+    ("stats --servers 127.0.0.1:1 --lag-only --sample inf", "--sample has no end within a year"),
     ("stats --servers 127.0.0.1:1 --lag-only --parquet {none}", "leave it out, or --lag-only"),
     ("stats --path {none}", "there is no directory {none}"),
     ("stats --path {empty}", "{empty} is no store"),

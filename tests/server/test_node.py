@@ -336,3 +336,23 @@ def test_a_power_loss_counts_though_the_other_nodes_were_taken_out_of_the_file(
     with running(Node(alone, lambda: None, fs=Rebooted())) as node:
         assert node.state.data.unclean and not node.member.open_epoch
         assert "unclean: node 1" in str(node.roles.reason)
+
+
+def test_a_status_while_the_node_becomes_master_is_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """The epoch may open between two steps of the status, which has read the history before."""
+    config = config_of(tmp_path)
+    other = NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:9", http="127.0.0.1:0")
+    config = msgspec.structs.replace(config, role=Role.SLAVE, nodes={**config.nodes, 2: other})
+    with running(Node(config, lambda: None)) as node:
+        member = node.member
+
+        def opens(*_: object) -> list[str]:
+            member.open_epoch = 1 << 16 | 1
+            return []
+
+        monkeypatch.setattr("hastore.server.backend.pending_changes", opens)
+        status = node.backend.status()
+        member.open_epoch = 0
+    assert (status["epoch"], status["acks"]) == (0, node.config.effective_acks)
