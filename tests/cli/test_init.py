@@ -90,7 +90,7 @@ def test_a_group_is_written_and_starts(tmp_path):
             )
             nodes.append(stack.enter_context(node))
             stack.callback(node.kill)
-        up = hastore("status", "--wait", "30", "--bootstrap", told["bootstrap"])
+        up = hastore("status", "--wait", "300", "--bootstrap", told["bootstrap"])
         assert up.returncode == 0, up.stderr
         for node in nodes:
             node.send_signal(signal.SIGTERM)
