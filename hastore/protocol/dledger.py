@@ -128,8 +128,8 @@ class HeartBeatResponse(msgspec.Struct, frozen=True, tag="beaten"):
 class CompareRequest(msgspec.Struct, frozen=True, tag="compare"):
     """Does the follower's entry `index` have the term `index_term`?
 
-    `crc` is the CRC-32 of the leader's entry, None if it has none at `index`: two entries of one
-    index and term must be the same bytes.
+    `crc` is the CRC-32 of the leader's entry, None if it has none at `index`, or a damaged one: two
+    entries of one index and term must be the same bytes.
     """
 
     term: int

@@ -84,12 +84,12 @@ def filled(message: Message, store: EntryStore) -> Iterator[Message]:
 
 def contradiction(request: CompareRequest, store: EntryStore) -> str | None:
     """Return how this node's entry contradicts the leader's; None if it does not, or differs in
-    its term.
+    its term. A damaged entry contradicts nothing.
     """
     index = request.index
     if request.crc is None or not store.begin_index <= index <= store.end_index:
         return None
-    if store.term_of(index) != request.index_term or store.crc_of(index) == request.crc:
+    if store.term_of(index) != request.index_term or store.crc_of(index) in (None, request.crc):
         return None
     return f"entry {index} of term {request.index_term} is another one here than on the leader"
 

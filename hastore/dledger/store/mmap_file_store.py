@@ -41,7 +41,13 @@ from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.fs.memory import MemoryFileSystem
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import Host
-from hastore.record.log_format import ENTRY_HEADER_BYTES, group_id_in, read_header
+from hastore.record.log_format import (
+    ENTRY_HEADER_BYTES,
+    Body,
+    body_of,
+    group_id_in,
+    read_header,
+)
 from hastore.service import OnFailure
 from hastore.store.append.payloads import Payload
 from hastore.store.append.results import Guards, PutResult
@@ -269,12 +275,24 @@ class EntryStore:
         return ""
 
     def crc_of(self, index: int) -> int | None:
-        """Return the CRC-32 of an entry's bytes, header included; None for an absent one."""
+        """Return the CRC-32 of an entry's bytes, header included; None for an absent one.
+
+        None too for a damaged or unreadable one, which is to be repaired: its bytes are not what
+        this node has taken. Raises StoreError if retention removes it meanwhile.
+        """
         if not self.begin_index <= index <= self.end_index:
             return None
-        unit = self._index.unit(index)
-        with self.messages.view(unit.pos, unit.size) as view:
-            return zlib.crc32(view)
+        unit, messages = self._index.unit(index), self.messages
+        try:
+            with messages.view(unit.pos, unit.size) as view:
+                header = read_header(view, 0, unit.size, unit.pos)
+                whole = header is not None and header.size == len(view)
+                if whole and body_of(view, 0, unit.size, unit.pos) is not Body.BAD:
+                    return zlib.crc32(view)
+        except OSError as failure:
+            log.error("entry %d cannot be read: %s", index, failure)
+        messages.reader.note_damage(unit.pos + ENTRY_HEADER_BYTES)
+        return None
 
     # -- changes: one thread at a time -------------------------------------------------------------
 

@@ -296,6 +296,38 @@ def test_another_entry_of_the_same_term_is_a_loud_problem_and_ends_the_link(tmp_
         group.stop()
 
 
+def rot(node, body):
+    """Flip a bit of a body in a node's log."""
+    data = pathlib.Path(node.store.messages.directory) / "data"
+    path = next(one for one in data.iterdir() if body in one.read_bytes())
+    with open(path, "r+b") as file:
+        file.seek(path.read_bytes().index(body))
+        file.write(bytes([body[0] ^ 1]))
+
+
+@pytest.mark.parametrize("hurt", ["leader", "follower"])
+def test_rot_in_the_entry_that_is_compared_is_no_contradiction(group, hurt):
+    leader = group.put(b"becomes rotten")
+    end = leader.store.end_index
+    wait_for(lambda: all(one.index == end for one in leader.driver.followers()), "equal logs")
+    follower = next(node for node in group.running if node is not leader)
+    node = leader if hurt == "leader" else follower
+    damages = []
+    node.store.messages.hooks.on_damage = damages.append
+    rot(node, b"becomes rotten")
+
+    def links():
+        return dict(follower.driver.counts.links.items())[str(leader.number)]
+
+    before = links()
+    leader.driver.links.close(follower.number, "the test")
+    wait_for(lambda: links() > before, "the next link")
+    group.put(b"goes on")
+    group.settled()
+    assert damages, "it is looked at, and repaired"
+    assert not any("contradicts" in one for each in group.running for one in each.driver.problems())
+
+
 def test_two_leaders_of_a_term_are_a_loud_problem(group):
     leader = group.leader()
     group.put(b"x")

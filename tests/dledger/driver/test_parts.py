@@ -10,11 +10,25 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.dledger.core.events import OwnEntry, Settled
-from hastore.dledger.driver.carry_out import Asked, OrderedCalls, Outbox, TermWaits, filled
+from hastore.dledger.driver.carry_out import (
+    Asked,
+    OrderedCalls,
+    Outbox,
+    TermWaits,
+    contradiction,
+    filled,
+)
 from hastore.dledger.driver.driver import Pace
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.ha.master.group_transfer import GroupTransferService, Need
-from hastore.protocol.dledger import AppendRequest, Code, CommitRequest, PushResponse, PushType
+from hastore.protocol.dledger import (
+    AppendRequest,
+    Code,
+    CommitRequest,
+    CompareRequest,
+    PushResponse,
+    PushType,
+)
 from hastore.service import raise_failure
 from tests.dledger.driver.groups import HOST, STORE, record
 from tests.dledger.links.groups import make_config
@@ -276,6 +290,22 @@ def test_what_cannot_be_read_is_left_out(store, monkeypatch):
     monkeypatch.setattr(store, "position", fail)
     outbox.send()
     assert [peer for peer, _ in links.sent] == [3]
+
+
+def test_a_leader_compares_by_the_term_alone_where_its_disk_has_a_bad_sector(store, monkeypatch):
+    """Without the question a follower would get nothing for as long as this node leads."""
+    store.append_own(OwnEntry(0, 1))
+    (whole,) = filled(CompareRequest(1, 0, 1), store)
+    damages = []
+    store.messages.hooks.on_damage = damages.append
+
+    def fail(*_args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(store.messages, "view", fail)
+    assert list(filled(CompareRequest(1, 0, 1), store)) == [CompareRequest(1, 0, 1)]
+    assert contradiction(whole, store) is None
+    assert damages == [48, 48]
 
 
 def test_what_the_store_does_not_have_is_left_out(store):
