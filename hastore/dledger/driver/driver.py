@@ -365,6 +365,8 @@ class DLedgerDriver(Service):
                     if found is not None:
                         self._note_contradiction(peer, found)
                         continue
+                elif isinstance(message, InstallRequest) and self._is_misplaced(peer, message):
+                    continue
                 self._step(Receive(now, peer, message), data)
             if peer in self.counts.round_trips.waiting and self.core is not None:
                 mark = self.core.water_marks.get(peer, NO_ANSWER)
@@ -377,6 +379,13 @@ class DLedgerDriver(Service):
                 self._syncs.sync_here(now)
             except StoreBrokenError as failure:
                 self._break(failure)
+
+    def _is_misplaced(self, peer: int, request: InstallRequest) -> bool:
+        """Whether no log can begin where a leader says; if so, end the link. No message ends us."""
+        if request.pos % self.store.messages.file_size == 0:
+            return False
+        self.links.close(peer, f"node {peer} lets a log begin at {request.pos}, inside a file")
+        return True
 
     def on_link(self, peer: int, up: bool) -> None:
         """Tell the core that a link was opened or has ended."""

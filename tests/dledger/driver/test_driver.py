@@ -28,7 +28,7 @@ from hastore.errors import (
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest, MemberSet
-from hastore.protocol.dledger_link import append_frames, message_frame
+from hastore.protocol.dledger_link import Received, append_frames, message_frame
 from hastore.protocol.hello import Linked
 from tests.dledger.driver.groups import SETTINGS, STORE, DriverGroup, running_group
 from tests.dledger.links.test_peer_links import said
@@ -385,6 +385,19 @@ def test_a_leader_with_a_full_disk_yields(group, monkeypatch):
     monkeypatch.undo()
     wait_for(lambda: not leader.driver._room.full, "there is room again")
     group.settled()
+
+
+def test_an_install_inside_a_file_ends_its_link_and_not_the_node(group):
+    leader = group.put(b"x")
+    follower = next(node for node in group.running if node is not leader)
+    wait_for(lambda: (core := follower.driver.core) and core.leader == leader.number)
+    wait_for(lambda: leader.number in follower.driver.links.linked)
+    term, begin = leader.driver.term, follower.store.begin_index
+    request = InstallRequest(term, 100, 1_000, term, (1, 2, 3))
+    follower.driver.on_messages(leader.number, [Received(request, None)])
+    assert follower.driver.left is None and follower.store.begin_index == begin
+    group.put(b"y")
+    assert b"y" in equal_logs(group)
 
 
 class FullFileSystem:
