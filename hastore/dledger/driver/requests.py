@@ -181,7 +181,7 @@ class RequestFile:
         age_ms = self._clock.wall_ms() - request.wall_ms
         target = request.node
         if abs(age_ms) > GOOD_FOR_MS:
-            return f"it was written {age_ms / 1000:.0f} s ago; give the command again"
+            return f"it was written {age_ms // 1000} s ago; give the command again"
         if request.term != term:
             return (
                 f"it was written in term {request.term}, now it is term {term}; give the command "

@@ -882,6 +882,7 @@ def test_no_learner_is_added_beside_a_node_of_the_version_before(tmp_path):
         ("remove", 1, {"members": (1, 2)}, "look at `hastore status`"),
         ("remove", 1, {"wall_ms": SYSTEM_CLOCK.wall_ms() - 61_000}, "give the command again"),
         ("remove", 1, {"wall_ms": SYSTEM_CLOCK.wall_ms() + 90_000_000}, "give the command again"),
+        ("remove", 1, {"wall_ms": 10**400}, "give the command again"),
         ("transfer", 1, {}, "the leader already"), ("remove", 1, {}, "the only member"),
         ("replace", 1, {"by": 9}, "add it to `nodes`"), ("replace", 9, {"by": 1}, "no member"),
         ("replace", 1, {"by": 1}, "a member already"), ("replace", 1, {}, "no address"),
