@@ -168,8 +168,10 @@ class GroupId:
         A log that begins late may lack the entry with the id that the other members have kept.
         """
         store, member = self._store, self._member
-        in_log = store.group_id(store.begin_index, store.end_index)
-        known = member.state.data.group_id or in_log or member.told_group_id
+        known = member.state.data.group_id
+        if not known:  # else the log is not read: a bad sector must not keep a node from leading
+            in_log = store.group_id(store.begin_index, store.end_index)
+            known = in_log or member.told_group_id
         return known or secrets.token_hex(8)
 
     def committed(self, index: int) -> None:

@@ -1,6 +1,8 @@
 """What a node knows of its own past and of its group: lost state files, other stores and groups."""
 
+import errno
 import logging
+import os
 import pathlib
 import shutil
 import threading
@@ -401,6 +403,20 @@ def test_a_group_has_an_id_and_refuses_the_nodes_of_another(tmp_path):
         wait_for(lambda: fresh.state.data.group_id == ids[0], "the id")
         one.put(b"with the new one")
         one.settled()
+
+
+def test_a_node_that_knows_the_id_leads_without_reading_it_in_its_log(tmp_path, monkeypatch):
+    """A bad sector under the first entry of the last term must not keep it from leading."""
+    with running_group(tmp_path, 1) as group:
+        group.put(b"x")
+        node = group.nodes[1]
+        wait_for(lambda: node.state.data.group_id, "the id")
+
+        def fail(*_args):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(node.store, "group_id", fail)
+        assert node.driver._group.for_entry() == node.state.data.group_id
 
 
 def test_a_group_of_an_earlier_version_gets_its_id_in_the_next_term(tmp_path, monkeypatch):
