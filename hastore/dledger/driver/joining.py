@@ -179,6 +179,6 @@ class GroupId:
         if self._member.state.data.group_id:
             return
         found = self._store.group_id(self._looked + 1, index)
-        self._looked = index
         if found:
             self._member.state.save(group_id=found)
+        self._looked = index  # last: if the disk is full, it is looked for and saved later

@@ -419,6 +419,26 @@ def test_a_node_that_knows_the_id_leads_without_reading_it_in_its_log(tmp_path, 
         assert node.driver._group.for_entry() == node.state.data.group_id
 
 
+def test_an_id_that_could_not_be_saved_is_saved_with_the_next_entry(tmp_path, monkeypatch):
+    with running_group(tmp_path, 1) as group:
+        group.put(b"x")
+        node = group.nodes[1]
+        wait_for(lambda: node.state.data.group_id, "the id")
+        known, end = node.state.data.group_id, node.store.end_index
+        node.state.save(group_id="")
+        made = GroupId(node.driver.member, node.store)
+
+        def full(*_args):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.state, "save", lambda **_fields: full())
+            with pytest.raises(OSError, match="No space"):
+                made.committed(end - 1)
+        made.committed(end)
+        assert node.state.data.group_id == known
+
+
 def test_a_group_of_an_earlier_version_gets_its_id_in_the_next_term(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(GroupId, "for_entry", lambda self: "")
