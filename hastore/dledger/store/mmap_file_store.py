@@ -201,9 +201,9 @@ class EntryStore:
         index = self._index
         return LogState(index.begin_index, index.end_index, index.terms, index.prev_term)
 
-    def epochs(self) -> list[tuple[int, int]]:
+    def epochs(self) -> tuple[tuple[int, int], ...]:
         """Return (term, position of its first entry here), in order: the epoch history."""
-        return [(term, self._index.unit(first).pos) for term, first in self._index.terms]
+        return self._index.term_starts()
 
     @property
     def hard_state(self) -> HardState:

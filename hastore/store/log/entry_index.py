@@ -28,6 +28,8 @@ _KEPT_BYTES = 4 << 20  # units kept in memory, at least this many once there wer
 _OPEN_MAX = 16
 _UNIT = INDEX_UNIT_BYTES
 
+Terms = tuple[tuple[int, int], ...]  # (term, where it begins)
+
 
 class NewEntries(NamedTuple):
     """Entries to be appended: their index units, and (term, number of entries) in order.
@@ -72,7 +74,7 @@ class EntryIndex:
         self.begin_pos = 0
         self.prev_term = -1  # of the entry before `begin_index`; -1: none, or not known
         self.end_index = -1
-        self.terms: tuple[tuple[int, int], ...] = ()  # (term, its first index here)
+        self.terms: Terms = ()  # (term, its first index here)
         self.last_crc: int | None = None  # bodyCrc of the last entry; None: the log must be asked
         self.failure_reason: str | None = None  # why units are not written
         self._fs = fs
@@ -85,6 +87,8 @@ class EntryIndex:
         self._files: dict[int, File] = {}
         self._new_names = False
         self._removals = 0  # how often entries were cut or removed
+        # Where the terms begin; of this very tuple, which is replaced when a term comes or goes.
+        self._term_starts: tuple[Terms, Terms] = (self.terms, ())
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -165,6 +169,31 @@ class EntryIndex:
         entries = range(first, last + 1)
         return first - 1 + bisect_right(entries, offset, key=lambda index: self.unit(index).end)
 
+    def term_starts(self) -> Terms:
+        """Return (term, position of its first entry here), in order.
+
+        Any thread may ask: if entries are cut or removed meanwhile, what is left counts. Each pull
+        asks twice, so nothing is read unless a term has come or gone. Raises StoreBrokenError,
+        OSError.
+        """
+        while True:
+            with self._guard:
+                removals, terms = self._removals, self.terms
+            of_terms, starts = self._term_starts
+            if of_terms is terms:
+                return starts
+            try:
+                starts = tuple((term, self.unit(first).pos) for term, first in terms)
+            except StoreBrokenError:
+                raise
+            except (UsageError, StoreError):
+                if removals == self._removals:
+                    raise
+            else:
+                if removals == self._removals:
+                    self._term_starts = terms, starts
+                    return starts
+
     def runs(self, first: int, last: int) -> tuple[tuple[int, int], ...]:
         """Return (term, number of entries) of the entries [first, last]."""
         terms = self.terms
@@ -187,8 +216,9 @@ class EntryIndex:
             if not terms or terms[-1][0] != term:
                 terms = (*terms, (term, index))
             index += count
-        self.terms, self.last_crc = terms, new.last_crc
+        self.last_crc = new.last_crc
         with self._guard:
+            self.terms = terms
             self._kept += new.units
             self.end_index = index - 1
             self._forget_old()
@@ -213,7 +243,7 @@ class EntryIndex:
                 self._kept_from = min(self._kept_from, last + 1)
                 self._written = min(self._written, last + 1)
                 self._synced = synced
-            self.terms = tuple(run for run in self.terms if run[1] <= last)
+                self.terms = tuple(run for run in self.terms if run[1] <= last)
             self._clear_from(last + 1)
 
     def begin_at(self, offset: int) -> None:

@@ -55,7 +55,7 @@ def test_puts_make_the_entries_and_the_index_that_the_format_says(tmp_path):
             assert store.end_position(index) == head[4] + head[1]
             assert store.index_at(head[4] + head[1]) == index
             assert store.index_at(head[4] + head[1] - 1) == index - 1
-        assert store.epochs() == [(1, 0), (2, heads[602][4])]
+        assert store.epochs() == ((1, 0), (2, heads[602][4]))
 
 
 def test_each_record_is_the_one_of_a_plain_log_but_for_its_offset(tmp_path):
@@ -187,6 +187,39 @@ def test_what_is_durable_is_told_while_the_log_is_cut_or_removed(
         monkeypatch.setattr(EntryIndex, "unit", unit_of)
         store.messages.hooks.on_flushed(offset)
         assert told == [199 if what == "cut" else 250]
+
+
+@pytest.mark.parametrize("change", ["cut", "install", "retention"])
+def test_the_history_of_terms_is_told_while_the_log_changes(tmp_path, monkeypatch, change):
+    """A pull asks for it before and after it reads; an error would be taken for the client's."""
+    with opened(tmp_path) as store:
+        for term in (1, 2, 3):
+            no_op(store, term)
+            put(store, term, *(message(each, size=3_000) for each in range(40)))
+        store.flush()
+        store.commit(store.log_state().terms[2][1] - 1)
+        before, index = store.epochs(), store.messages.entries
+        changes = {
+            "cut": lambda: store.truncate(index.terms[2][1]),
+            "install": lambda: store.install(1_000, 8 * FILE_SIZE, 3),
+            "retention": lambda: index.begin_at(FILE_SIZE),
+        }
+        index.terms = (*index.terms,)  # they were not looked up yet
+        real, calls, due = index.unit, [], [changes[change]]
+
+        def unit(number):
+            calls.append(number)
+            if due:
+                due.pop()()
+            return real(number)
+
+        monkeypatch.setattr(index, "unit", unit)
+        found = store.epochs()
+        assert [term for term, _ in found] == [term for term, _ in index.terms]
+        assert found == {"cut": before[:2], "install": (), "retention": found}[change]
+        assert change != "retention" or found[0] == (index.terms[0][0], FILE_SIZE)
+        del calls[:]
+        assert store.epochs() == found and not calls, "a pull reads nothing for it"
 
 
 def test_an_installed_log_begins_where_the_leader_says(tmp_path):
