@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config, Flush, Role, StoreKind
-from hastore.errors import NotStoredError, Status, StoreFullError
+from hastore.errors import NotStoredError, Status, StoreError, StoreFullError, UsageError
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, epoch_node, last_epoch
 from hastore.protocol.api import MapInfo
@@ -641,8 +641,10 @@ class DLedgerBackend(BaseBackend):
     def _follower(self, one: FollowerStatus) -> dict[str, Any]:
         """Return what this leader knows of a follower, with the keys of mode classic's slaves."""
         store, config = self._driver.store, self.latest_config
-        known = store.begin_index - 1 <= one.index <= store.end_index
-        offset = store.end_position(one.index) if known else None
+        try:
+            offset = store.end_position(one.index)
+        except (UsageError, StoreError):  # it was removed, or cut by a new leader just now
+            offset = None
         lag = max(0, self.store.max_offset - (self.store.min_offset if offset is None else offset))
         linked = one.node in self._driver.links.linked
         near = lag <= config.dledger.max_in_flight_bytes

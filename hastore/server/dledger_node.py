@@ -17,6 +17,7 @@ from hastore.dledger.store.mmap_file_store import (
     DLedgerMmapFileStore,
     EntryStore,
 )
+from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.hello.peer import Call
 from hastore.ha.master.group_transfer import GroupTransferService, Outcome
@@ -136,10 +137,13 @@ class DLedgerNode(BaseNode):
     def _needed_from(self) -> dict[str, int]:
         """Return from which offset on each follower needs the log, by its name."""
         first, end = self.store.begin_index - 1, self.store.end_index
-        return {
-            follower_name(one.node): self.store.end_position(max(first, min(one.index, end)))
-            for one in self.driver.followers()
-        }
+        try:
+            return {
+                follower_name(one.node): self.store.end_position(max(first, min(one.index, end)))
+                for one in self.driver.followers()
+            }
+        except UsageError:  # a new leader has just cut the log: this node has no followers
+            return {}
 
     def _before_removal(self, first_offset: int) -> None:
         """Let the core forget the entries that retention is about to remove."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -23,7 +25,8 @@ from hastore.config.model import (
     RetentionConfig,
     StoreKind,
 )
-from hastore.dledger.core.events import HardState, Settings
+from hastore.dledger.core.events import HardState, OwnEntry, Settings
+from hastore.dledger.driver.status import FollowerStatus
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import NotStoredError, StoreError
 from hastore.fs.filesystem import GROUP_READABLE, REAL
@@ -193,6 +196,33 @@ def test_retention_removes_committed_files_and_tells_the_core(tmp_path: pathlib.
         assert node.store.messages.min_offset == node.store.position(node.store.begin_index)
         with Producer(node.api.endpoint) as producer:
             assert producer.send_sync("t", b"after").level == "QUORUM_DISK"
+
+
+def test_a_cut_while_retention_or_the_status_looks_at_the_followers_ends_no_thread(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new leader cuts what this one has appended last, and what its followers may have."""
+    with running(DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)) as node:
+        with Producer(node.api.endpoint) as producer:
+            producer.send_sync("t", b"stays")
+        store, real = node.store, node.store.end_position
+        for asked in (node._needed_from, node.backend.status, node.backend.reading_nodes):
+            store.append_own(OwnEntry(store.end_index + 1, store.end_term))
+            end, due = store.end_index, [store.truncate]
+            followers = [FollowerStatus(2, "APPEND", end, 0, able=True)]
+
+            def end_position(
+                index: int, end: int = end, due: list[Callable[[int], int]] = due
+            ) -> int:
+                if index == end and due:
+                    due.pop()(end)
+                return real(index)
+
+            monkeypatch.setattr(node.driver, "followers", partial(list, followers))
+            monkeypatch.setattr(store, "end_position", end_position)
+            asked()
+            assert store.end_index == end - 1
+            monkeypatch.undo()
 
 
 def test_the_next_offset_of_a_quiet_queue_outlives_retention(tmp_path: pathlib.Path) -> None:
