@@ -172,6 +172,7 @@ class DLedgerDriver(Service):
         self._contradictions: dict[int, str] = {}  # by the peer that showed it
         self._group = GroupId(member, store)
         self._begun_anew = ""  # the last reason; the same one is logged once
+        self._stuck: str | None = None  # why the core began anew, until its log or group goes on
         self._stopping_puts = False
         self.links = PeerLinks(
             member, store.messages, self, clock, times=times, on_failure=on_failure
@@ -239,6 +240,10 @@ class DLedgerDriver(Service):
             None if self.left is None else f"this node has left the quorum: {self.left}",
             self.waits,
             self._room.problem,
+            None
+            if self._stuck is None
+            else f"this node cannot carry out what its group has decided: {self._stuck}; it tries"
+            " again: look at its disk, and at the rights of the files in its store",
             self.links.failure,
             *(
                 f"node {peer} contradicts this one: {what}: a node has forgotten its votes, as with"
@@ -459,6 +464,8 @@ class DLedgerDriver(Service):
             update = core.step(event)
             self.core = core
             self._carry_out(update, event, data)
+            if update.append or update.committed_index is not None:
+                self._stuck = None
         except (StoreBrokenError, UsageError) as failure:  # closed; or it contradicts the core
             self._leave(str(failure))
         except (HastoreError, OSError) as failure:
@@ -604,6 +611,8 @@ class DLedgerDriver(Service):
         level = logging.DEBUG if str(failure) == self._begun_anew else logging.ERROR
         self._begun_anew = str(failure)
         log.log(level, "the core begins anew from the store: %s", failure)
+        if not self._room.full and not isinstance(failure, ProtocolError):  # these are told already
+            self._stuck = str(failure)
         self._outbox.clear()
         self._syncs.due = False
         self._waits.end_all(str(failure))

@@ -413,6 +413,33 @@ class FullFileSystem:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
+class UnwritableFileSystem(FullFileSystem):
+    """A file system on which no file can be replaced: its disk fails."""
+
+    def replace_bytes(self, path, _data):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+def test_a_node_that_cannot_save_the_members_says_so_until_it_can(group, monkeypatch):
+    leader = group.committed_leader()
+    group.put(b"x")
+    follower = next(node for node in group.running if node is not leader)
+    monkeypatch.setattr(follower.state, "_fs", UnwritableFileSystem(REAL))
+    wanted = MemberSet((1, 2, 3), (4,))
+    settled = leader.ask(functools.partial(leader.driver.change_members, wanted))
+    assert settled.outcome == "COMMITTED"
+
+    def told():
+        return [one for one in follower.driver.problems() if "cannot carry out" in one]
+
+    assert "node.json" in wait_for(told, "the problem")[0]
+    assert follower.driver.left is None
+    monkeypatch.undo()
+    wait_for(lambda: not told(), "it goes on")
+    group.put(b"y")
+    assert b"y" in equal_logs(group)
+
+
 def test_a_node_that_has_no_room_for_its_vote_comes_back_when_it_has(group, monkeypatch):
     leader = group.leader()
     leader.put_confirmed(b"x")
