@@ -361,6 +361,7 @@ class PeerLinks:
         self._order = threading.RLock()
         self._channels: dict[int, PeerChannel] = {}  # replaced, never changed
         self._callers: dict[int, _PeerCaller] = {}
+        self._ended: list[_PeerCaller] = []  # of nodes that have gone; perhaps they call still
         self.forward_port = ForwardPort(clock)
         self._teller = _Teller(self)
         hosts = KnownHosts(lambda: member.addresses.values(), clock, on_failure=on_failure)
@@ -417,13 +418,15 @@ class PeerLinks:
                 if caller.peer in wanted and caller.peer in self._channels:
                     caller.address = wanted[caller.peer]
             ended = [c for n, c in self._callers.items() if wanted.get(n) != c.address]
+            self._ended = [*(c for c in self._ended if c.alive), *ended]
             self._callers = {n: c for n, c in self._callers.items() if c not in ended}
             fresh = [_PeerCaller(self, n, a) for n, a in wanted.items() if n not in self._callers]
             self._callers.update({caller.peer: caller for caller in fresh})
             stay = {*member.addresses, *member.members}
             gone = [c for n, c in self._channels.items() if n not in stay]
-        for caller in ended:
-            caller.stop()
+        for caller in ended:  # a call may take long, and the driver's thread, which beats, be here
+            caller.stopping.set()
+            caller.wake()
         for channel in gone:
             channel.close("the node is no longer in `nodes`")
         for caller in fresh:
@@ -453,7 +456,7 @@ class PeerLinks:
         """Close the port and all links, and wait for their threads."""
         with self._order:
             self._stopping = True
-            callers = list(self._callers.values())
+            callers = [*self._callers.values(), *self._ended]
             channels = list(self._channels.values())
         self.acceptor.stop()
         for channel in channels:

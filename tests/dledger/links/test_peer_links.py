@@ -408,6 +408,33 @@ def test_removed_and_added_addresses_are_followed(group):
     wait_for(lambda: 2 not in three.recorder.up)
 
 
+def test_nobody_waits_for_a_call_to_a_node_that_has_gone_before_the_end(group, monkeypatch):
+    """The driver's thread follows the members: a leader that waits there sends no heart beats."""
+    waited, stop = [], _PeerCaller.stop
+
+    def stop_noted(caller, timeout_s=5.0):
+        waited.append(caller.peer)
+        return stop(caller, timeout_s)
+
+    monkeypatch.setattr(_PeerCaller, "stop", stop_noted)
+    calls, over = threading.Event(), threading.Event()
+
+    def dial(_peer, _address):
+        calls.set()
+        over.wait(60)  # as to a machine that is off
+        raise OSError("no answer")
+
+    two = group.make(2)
+    monkeypatch.setattr(two.links, "dial", dial)
+    two.start()
+    assert calls.wait(60)
+    two.links.set_addresses({2: f"127.0.0.1:{group.ports[2]}"})
+    assert waited == []
+    over.set()
+    two.stop()
+    assert waited == [1]
+
+
 # ---- who is let in
 
 
