@@ -30,6 +30,7 @@ from hastore.errors import (
     ForbiddenError,
     NotAuthenticatedError,
     NotStoredError,
+    OutcomeUnknown,
     PositionBehindError,
     ProtocolError,
     Status,
@@ -47,6 +48,8 @@ Wanted = TypeVar("Wanted")
 Result = TypeVar("Result")
 Steps = Generator[float, list[Arrival], Result]  # yields the seconds to wait at most
 Answer = tuple[api.Reply, bytes]
+_CHANGES = api.Commit | api.SetTopic | api.DropTopic  # what `ask_master` may change
+_FOR_NOW = ("BUSY", "SERVICE_NOT_AVAILABLE")
 
 
 _BEHIND = (
@@ -358,9 +361,11 @@ class Requester:
 
         When the time is over, returns the refusal if the last attempt was refused; otherwise raises
         UnreachableError. An attempt that may have been done without a reply, or whose reply was
-        TIMEOUT, is never reported as refused. Use it only for requests that may be repeated.
+        TIMEOUT, is never reported as refused: if a later one fails for good, OutcomeUnknown is
+        raised. Use it only for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
+        is_change = isinstance(make(0), _CHANGES)
         refusal: Answer | None = None  # of the last attempt
         timeout: Answer | None = None  # of an attempt that may have been done
         lost = False  # the connection ended during an attempt, which may have been done
@@ -375,8 +380,17 @@ class Requester:
                         timeout = reply, payload
                     elif isinstance(reply, api.PutDone) and reply.status.is_refusal:
                         refusal = reply, payload
-                    else:
+                    elif not isinstance(reply, api.Failed) or not is_change:
                         return reply, payload
+                    elif not lost and timeout is None:  # nothing was done
+                        return reply, payload
+                    elif reply.status in _FOR_NOW:
+                        refusal = reply, payload
+                    else:
+                        raise OutcomeUnknown(
+                            "an attempt has no known outcome, it may be stored; "
+                            f"last: {reply.status}: {reply.reason}"
+                        )
                     self.cluster.lose()
                     yield from self.pause(min(left, _PAUSE_S))
                 elif left <= 0.0:
@@ -501,7 +515,7 @@ def _check_request(request: api.Request) -> None:
 def error_of(reply: api.Failed) -> ClientError:
     """Return the exception for a refused request."""
     text = f"{reply.status}: {reply.reason}"
-    if reply.status in ("BUSY", "SERVICE_NOT_AVAILABLE"):
+    if reply.status in _FOR_NOW:
         return NotStoredError(text, reply.status)
     if reply.status == api.Status.FORBIDDEN:
         return ForbiddenError(text)

@@ -55,7 +55,7 @@ from hastore.client.consumer.subscription import (
 )
 from hastore.client.messages import Message, Position
 from hastore.clock import Clock
-from hastore.errors import FencedError, HastoreError, UsageError
+from hastore.errors import FencedError, HastoreError, OutcomeUnknown, UsageError
 from hastore.heap import keep_freed
 from hastore.protocol import api
 
@@ -408,7 +408,11 @@ class SharedCore(Core):
             queue = mine.get(TopicQueue(topic, queue_id))
             if queue is not None:
                 queue.is_unsure = True  # before it is sent: the call may end without an answer
-        reply = yield from self._ask_master(make, deadline)
+        try:
+            reply = yield from self._ask_master(make, deadline)
+        except OutcomeUnknown:
+            self.sharing.renew_now()  # the last attempt may have been fenced
+            raise
         if isinstance(reply, api.Failed) and reply.status == api.FENCED:
             self.sharing.renew_now()
             raise FencedError(f"{reply.reason}; nothing was committed")

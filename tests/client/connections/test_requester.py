@@ -6,14 +6,20 @@ import pytest
 
 from hastore.client.connections.requester import Requester
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import Status, UnreachableError
+from hastore.errors import OutcomeUnknown, Status, UnreachableError
 from hastore.protocol import api
 
 OK, TIMEOUT, REFUSED = Status.PUT_OK, Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE
 ENDED = "its connection ends"
+BUSY = Status.BUSY
+FAILED = (BUSY, api.FENCED, api.POSITION_BEHIND, "FORBIDDEN")
 
 
-def outcome(attempts, timeout_s=0.5):
+def commit(rid):
+    return api.Commit(rid, "g", "t", {0: api.Position(1)}, 1)
+
+
+def outcome(attempts, timeout_s=0.5, make=api.AskStatus):
     """Return what ask_master returns if each attempt ends as stated, the last one for ever."""
     requester = Requester(("tcp://127.0.0.1:1",), SYSTEM_CLOCK)
     left = list(attempts)
@@ -23,6 +29,8 @@ def outcome(attempts, timeout_s=0.5):
         status = left.pop(0) if len(left) > 1 else left[0]
         if status == ENDED:
             raise UnreachableError(ENDED)
+        if status in FAILED:
+            return api.Failed(1, status, "as it is"), b""
         return api.PutDone(1, status, 1), b""
 
     def survey(_timeout_s):
@@ -30,7 +38,7 @@ def outcome(attempts, timeout_s=0.5):
         requester.cluster.master = "tcp://127.0.0.1:1"
 
     requester.ask, requester.survey = ask, survey
-    steps = requester.ask_master(lambda rid: api.AskStatus(rid), timeout_s)
+    steps = requester.ask_master(make, timeout_s)
     try:
         wait_s = next(steps)
         while True:
@@ -55,3 +63,19 @@ def test_an_attempt_that_may_have_been_done_is_never_reported_as_refused():
     assert outcome([TIMEOUT, REFUSED]) is TIMEOUT
     with pytest.raises(UnreachableError):
         outcome([ENDED, REFUSED])
+
+
+@pytest.mark.parametrize("first", [TIMEOUT, ENDED])
+@pytest.mark.parametrize("last", [api.FENCED, api.POSITION_BEHIND, "FORBIDDEN"])
+def test_a_commit_that_may_have_been_stored_is_not_reported_as_failed(first, last):
+    assert outcome([last], make=commit) == last, "the only attempt: nothing was committed"
+    with pytest.raises(OutcomeUnknown, match=f"may be stored; last: {last}: as it is"):
+        outcome([first, last], make=commit)
+    assert outcome([first, last]) == last, "a question changes nothing"
+
+
+def test_a_commit_that_may_have_been_stored_is_repeated_while_nodes_are_busy():
+    assert outcome([ENDED, BUSY, OK], 30.0, make=commit) is OK
+    assert outcome([TIMEOUT, BUSY], make=commit) is TIMEOUT
+    with pytest.raises(UnreachableError):
+        outcome([ENDED, BUSY], make=commit)
