@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +25,10 @@ from hastore.client.consumer.sharing import REVOKED, Event
 from hastore.client.lifecycle import AsyncClosable
 from hastore.client.messages import Message
 from hastore.errors import ClientError, HastoreError
+
+# The calls of listeners that this code is part of. A task that a listener makes, as `wait_for` and
+# `gather` do, has it from there: what it asks for must not wait for the listener's end.
+_CALLS: ContextVar[tuple[object, ...]] = ContextVar("_CALLS", default=())
 
 
 class AsyncClient(Client, AsyncClosable):
@@ -184,26 +189,22 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
     _core: SharedCore  # type: ignore[assignment]
 
     _polls: asyncio.Lock | None = None  # made by the first poll
-    _poller: asyncio.Task[Any] | None = None  # the task that holds it
+    _telling: frozenset[object] = frozenset()  # calls of the listener by polls, under way
     _ends: asyncio.Lock | None = None  # made by the first close
-    _closer: asyncio.Task[Any] | None = None  # the task that holds it
+    _closing: object = None  # the call of the listener by the close, while it is under way
 
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return up to `max_messages` messages; see hastore.SharedConsumer."""
         core = self._core
         self._lifecycle.check_usable()
         asked = core.polling(max_messages, timeout_s)
-        if self._poller is not None and self._poller is asyncio.current_task():
+        if not self._telling.isdisjoint(_CALLS.get()):
             found = await self._poll(asked)  # the listener polls
         else:
             if self._polls is None:
                 self._polls = asyncio.Lock()
             async with self._polls:
-                self._poller = asyncio.current_task()
-                try:
-                    found = await self._poll(asked)
-                finally:
-                    self._poller = None
+                found = await self._poll(asked)
         # This comes last: after an earlier interrupt, the next call returns the same messages.
         core.fetcher.undo = None
         return found
@@ -214,26 +215,33 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
             found = await self._run(core.poll(asked, first=first))
             if isinstance(found, Event):
                 first = False
-                before, core.calls = core.calls, core.calls + 1
+                call = object()
+                self._telling |= {call}
+                core.calls += 1
                 try:
-                    await self._tell(found)
+                    await self._tell(found, call)
                     core.told(found)
                 except Exception:
                     core.told(found)
                     raise
                 finally:
-                    core.calls = before
+                    core.calls -= 1
+                    self._telling -= {call}
                 if self._lifecycle.closed:
                     return []
                 continue
             return found
 
-    async def _tell(self, event: Event) -> None:
+    async def _tell(self, event: Event, call: object) -> None:
         method = method_for(self._listener, event)
         if method is not None:
-            answer = method(list(event.queues))
-            if inspect.isawaitable(answer):
-                await answer
+            before = _CALLS.set((*_CALLS.get(), call))
+            try:
+                answer = method(list(event.queues))
+                if inspect.isawaitable(answer):
+                    await answer
+            finally:
+                _CALLS.reset(before)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages as they arrive, until it is closed; see hastore.SharedConsumer."""
@@ -270,18 +278,16 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
             return
         self._core.stops = True
         self._requester.transport.wake()
-        if self._closer is not None and self._closer is asyncio.current_task():
+        if self._closing is not None and self._closing in _CALLS.get():
             return  # the listener closes: it is told of that end now
         if self._ends is None:
             self._ends = asyncio.Lock()
         try:
             async with self._ends:
                 if not life.closed:  # else another task has closed it
-                    self._closer = asyncio.current_task()
                     try:
                         await self._leave(all_done=all_done)
                     finally:
-                        self._closer = None
                         life.close()  # before another task has its turn
         finally:
             await super().close()
@@ -290,8 +296,11 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         core, mine = self._core, self.assignment
         try:
             if mine and self._listener is not None:
-                await self._tell(Event(REVOKED, mine))
+                self._closing = object()
+                await self._tell(Event(REVOKED, mine), self._closing)
         except Exception:
             await self._run(core.leave(all_done=all_done))  # the locks are given back first
             raise
+        finally:
+            self._closing = None
         await self._run(core.leave(all_done=all_done))

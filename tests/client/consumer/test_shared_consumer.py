@@ -697,6 +697,33 @@ def test_the_polls_of_other_tasks_wait_for_the_listener(
     assert kept[0] == 4, "a queue went before the listener had returned"
 
 
+def test_a_listener_may_poll_and_close_in_tasks_of_its_own(shared: SharedNode) -> None:
+    """So do `wait_for`, before Python 3.12, and `gather`."""
+    fill(shared, 40)
+    found: list[Any] = []
+
+    class Listener(RebalanceListener):
+        async def on_assigned(self, queues: list[TopicQueue]) -> None:
+            polls = [asyncio.create_task(one.poll(10, LIMIT_S)) for _ in range(2)]
+            found.extend(await asyncio.gather(*polls))
+
+        async def on_revoked(self, queues: list[TopicQueue]) -> None:
+            await asyncio.gather(one.close())
+            found.append(await asyncio.gather(one.poll()))
+
+    async def main() -> None:
+        nonlocal one
+        one = aio.Consumer("t", [shared.address], group="g", share=True, listener=Listener())
+        rest = await one.poll(500, LIMIT_S)
+        offsets = [message.offset for part in (*found, rest) for message in part]
+        assert len(found) == 2 and len(set(offsets)) == len(offsets), "none of them twice"
+        await one.close()
+        assert found[2:] == [[[]]]
+
+    one: Any = None
+    asyncio.run(asyncio.wait_for(main(), 10.0))
+
+
 @pytest.mark.parametrize("kind", ["assigned", "revoked"])
 def test_a_listener_that_was_cancelled_with_its_poll_is_told_again(
     shared: SharedNode, member: Callable[..., SharedConsumer], kind: str
