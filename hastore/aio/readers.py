@@ -8,6 +8,7 @@ the blocking clients (`AdminCalls`, `ConsumerCalls`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
@@ -189,7 +190,7 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
     _core: SharedCore  # type: ignore[assignment]
 
     _polls: asyncio.Lock | None = None  # made by the first poll
-    _telling: frozenset[object] = frozenset()  # calls of the listener by polls, under way
+    _told_by: frozenset[object] = frozenset()  # calls of the listener by polls, under way
     _ends: asyncio.Lock | None = None  # made by the first close
     _closing: object = None  # the call of the listener by the close, while it is under way
 
@@ -198,7 +199,7 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         core = self._core
         self._lifecycle.check_usable()
         asked = core.polling(max_messages, timeout_s)
-        if not self._telling.isdisjoint(_CALLS.get()):
+        if self._is_told:
             found = await self._poll(asked)  # the listener polls
         else:
             if self._polls is None:
@@ -216,7 +217,7 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
             if isinstance(found, Event):
                 first = False
                 call = object()
-                self._telling |= {call}
+                self._told_by |= {call}
                 core.calls += 1
                 try:
                     await self._tell(found, call)
@@ -226,7 +227,7 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
                     raise
                 finally:
                     core.calls -= 1
-                    self._telling -= {call}
+                    self._told_by -= {call}
                 if self._lifecycle.closed:
                     return []
                 continue
@@ -267,7 +268,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
     async def close(self) -> None:
         """Leave the group and close the connections; see hastore.SharedConsumer.
 
-        If it is cancelled, the connections end at once, and the locks with their time.
+        It waits for the listener, if a poll of another task has called it. If it is cancelled, the
+        connections end at once, and the locks with their time.
         """
         await self._close(all_done=True)
 
@@ -276,31 +278,50 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         if life.closed or life.forked:
             await super().close()
             return
-        self._core.stops = True
-        self._requester.transport.wake()
+        self._core.stop()
         if self._closing is not None and self._closing in _CALLS.get():
             return  # the listener closes: it is told of that end now
         if self._ends is None:
             self._ends = asyncio.Lock()
+        if self._ends.locked() and self._is_told:
+            return  # the other task that closes waits for this call of the listener
         try:
             async with self._ends:
                 if not life.closed:  # else another task has closed it
                     try:
+                        await self._wait_polls()
                         await self._leave(all_done=all_done)
                     finally:
                         life.close()  # before another task has its turn
         finally:
             await super().close()
 
+    @property
+    def _is_told(self) -> bool:
+        """Whether this code is part of a call of the listener by a poll."""
+        return not self._told_by.isdisjoint(_CALLS.get())
+
+    async def _wait_polls(self) -> None:
+        """Wait until no poll is under way, for a while: one may be calling the listener."""
+        if self._polls is not None and not self._is_told:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._core.timeout_s), self._polls:
+                    pass
+
     async def _leave(self, *, all_done: bool) -> None:
-        core, mine = self._core, self.assignment
+        mine = self.assignment
         try:
             if mine and self._listener is not None:
                 self._closing = object()
                 await self._tell(Event(REVOKED, mine), self._closing)
         except Exception:
-            await self._run(core.leave(all_done=all_done))  # the locks are given back first
+            await self._give_back(all_done=all_done)  # first
             raise
         finally:
             self._closing = None
-        await self._run(core.leave(all_done=all_done))
+        await self._give_back(all_done=all_done)
+
+    async def _give_back(self, *, all_done: bool) -> None:
+        core = self._core
+        deadline = self._requester.deadline(core.timeout_s)  # it may have to wait for its turn
+        await self._run(core.leave(all_done=all_done, deadline=deadline))

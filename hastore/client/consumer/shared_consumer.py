@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -83,6 +84,9 @@ class SharedCalls(Client):
         )
         reading = make_shared_reading(topic, group, queues, listener, auto_commit_s, options)
         self._listener = listener
+        # Held while the listener is called; reentrant: the listener, and a signal handler, may
+        # close. Threads only: tasks have locks of their own.
+        self._telling = threading.RLock()
         addresses = parse_bootstrap(bootstrap)
         core = SharedCore(Requester(addresses, clock, security), clock, reading)
         what = describe(self._kind, addresses, str(reading.wanted))
@@ -217,7 +221,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
                 first = False
                 before, core.calls = core.calls, core.calls + 1
                 try:
-                    self._tell(found)
+                    with self._telling:
+                        self._tell(found)
                     core.told(found)
                 except Exception:
                     if not core.is_cut:  # else a signal handler's, in a call of the listener
@@ -262,8 +267,9 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         """Leave the group and close the connections.
 
         Calls `on_revoked`, commits what polls have returned if `auto_commit_s` is set, and gives
-        the locks back, so that other members go on at once; waits for at most `timeout_s`. A poll
-        under way in another thread returns [].
+        the locks back, so that other members go on at once; waits for at most `timeout_s`, and
+        the listener. A poll under way in another thread returns [], first of all the listener, if
+        that one has called it.
         """
         self._close(all_done=True)
 
@@ -272,21 +278,28 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         if life.closed or life.forked:
             super().close()
             return
-        core.stops = True
-        self._requester.transport.wake()
+        core.stop()
+        is_silent = self._telling.acquire(timeout=core.timeout_s)
+        deadline = self._requester.deadline(core.timeout_s)
         try:
             with self._lock:
                 if not self._in_call and not life.closed:  # else a signal handler has called
-                    mine = self.assignment
-                    try:
-                        if mine and self._listener is not None:
-                            self._tell(Event(REVOKED, mine))
-                    except Exception:
-                        self._run(core.leave(all_done=all_done))  # the locks are given back first
-                        raise
-                    self._run(core.leave(all_done=all_done))
+                    self._leave(self._requester.left_s(deadline), all_done=all_done)
         finally:
             super().close()
+            if is_silent:
+                self._telling.release()
+
+    def _leave(self, within_s: float, *, all_done: bool) -> None:
+        """Tell the listener, and leave the group; the listener's time does not count."""
+        core, mine, requester = self._core, self.assignment, self._requester
+        try:
+            if mine and self._listener is not None:
+                self._tell(Event(REVOKED, mine))
+        except Exception:  # the locks are given back first
+            self._run(core.leave(all_done=all_done, deadline=requester.deadline(within_s)))
+            raise
+        self._run(core.leave(all_done=all_done, deadline=requester.deadline(within_s)))
 
 
 def method_for(listener: RebalanceListener | None, event: Event) -> Any:

@@ -99,7 +99,7 @@ class SharedCore(Core):
         self.wanted = reading.wanted
         self.group = reading.group
         self._start = options.start
-        self._timeout_s = options.timeout_s
+        self.timeout_s = options.timeout_s
         self._auto_commit_s = reading.auto_commit_s
         # Not at once: whether a first poll has a master yet, and commits, is a matter of chance.
         self._next_commit_ms = clock.monotonic_ms() + (reading.auto_commit_s or 0.0) * 1000.0
@@ -216,7 +216,7 @@ class SharedCore(Core):
     def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
         """Continue at the first message stored at or after a time."""
         at_ms = moment_ms("timestamp_ms", timestamp_ms, round_up=True)
-        deadline = self.requester.deadline(self._timeout_s)
+        deadline = self.requester.deadline(self.timeout_s)
         places = {}
         for name in list(self.fetcher.mine):
             reply = yield from self._ask_master(find_time(*name, at_ms), deadline)
@@ -226,14 +226,14 @@ class SharedCore(Core):
     def commit(self) -> Steps[None]:
         """Commit the positions of the queues that are this member's."""
         self._hear_moves()
-        deadline = self.requester.deadline(self._timeout_s)
+        deadline = self.requester.deadline(self.timeout_s)
         places = {name: queue.next for name, queue in self.fetcher.mine.items()}
         yield from self._commit(places, deadline)
         self._moves = []
 
     def committed(self) -> Steps[Places]:
         """Return the group's committed positions in all topics that it reads."""
-        deadline = self.requester.deadline(self._timeout_s)
+        deadline = self.requester.deadline(self.timeout_s)
         joined = self.sharing.joined
         topics = set(self.wanted.names) if joined is None else set(joined.topics)
         found = {}
@@ -267,22 +267,32 @@ class SharedCore(Core):
         for queue in queues:
             queue.is_paused = paused
 
-    def leave(self, *, all_done: bool) -> Steps[None]:
-        """Commit what was processed if that is wanted, and give all locks back; bounded.
+    def stop(self) -> None:
+        """Let polls return, since `close` was called."""
+        self.stops = True
+        self.requester.transport.wake()
 
-        Unless `all_done`, the messages of the last poll were not processed.
+    def leave(self, *, all_done: bool, deadline: float | None = None) -> Steps[None]:
+        """Commit what was processed if that is wanted, and give all locks back.
+
+        Unless `all_done`, the messages of the last poll were not processed. Ends at the deadline,
+        without one after `timeout_s`.
         """
-        deadline = self.requester.deadline(self._timeout_s)
+        if deadline is None:
+            deadline = self.requester.deadline(self.timeout_s)
         self._hear_moves()
         names = self.sharing.revoke_all()
         if self._auto_commit_s is not None:
             yield from self._commit_quietly(self._processed(all_done), deadline)
         self.sharing.leave()
         self.sharing.give_back(names)
-        while self.sharing.is_giving and self.requester.left_s(deadline):
-            self.sharing.advance()
+        while self.sharing.is_giving:
+            self.sharing.advance()  # also without time: the locks are given back, or end by theirs
             self.sharing.raise_failure()
-            yield from self.fetcher.step(min(RETRY_S, self.requester.left_s(deadline)))
+            left_s = self.requester.left_s(deadline)
+            if left_s <= 0.0:
+                return
+            yield from self.fetcher.step(min(RETRY_S, left_s))
 
     # -- internal
 
@@ -313,7 +323,7 @@ class SharedCore(Core):
         if not self._told:
             return
         if self._auto_commit_s is not None:
-            deadline = self.requester.deadline(self._timeout_s)
+            deadline = self.requester.deadline(self.timeout_s)
             wanted = {name: queue.next for name in self._told
                       if (queue := self.fetcher.mine.get(name)) is not None}  # fmt: skip
             yield from self._commit_quietly(wanted, deadline)
@@ -431,7 +441,7 @@ class SharedCore(Core):
 
     def _ranges(self) -> Steps[dict[TopicQueue, tuple[int, int]]]:
         """Return the range of each queue that is this member's, as the master has it."""
-        deadline = self.requester.deadline(self._timeout_s)
+        deadline = self.requester.deadline(self.timeout_s)
         found = {}
         for topic in sorted({name.topic for name in self.fetcher.mine}):
             reply = yield from self._ask_master(_ask_topic(topic), deadline)

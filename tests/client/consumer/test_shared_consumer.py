@@ -316,7 +316,7 @@ def test_a_commit_after_one_that_nobody_answered_is_sent(
     take(one, 36)
     with monkeypatch.context() as patched:
         patched.setattr(shared.backend.transfer, "hold", True)
-        patched.setattr(one._core, "_timeout_s", 0.3)
+        patched.setattr(one._core, "timeout_s", 0.3)
         with pytest.raises(HastoreError):
             one.commit()
     shared.backend.transfer.end_all()
@@ -585,6 +585,111 @@ def test_a_close_in_another_thread_ends_a_poll(
     with pytest.raises(ClientError, match="is closed"):
         one.poll()
     settle(member(), sizes=[4])
+
+
+class Slow(Told):
+    """Its `on_assigned` takes long, as one that looks into a database."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def on_assigned(self, queues: list[TopicQueue]) -> None:
+        self.begun.set()
+        assert self.go_on.wait(LIMIT_S)
+        super().on_assigned(queues)
+
+
+def test_a_close_in_another_thread_waits_for_the_listener(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """Else `on_revoked` would keep positions before `on_assigned` has set them."""
+    told = Slow()
+    one = member(listener=told)
+    poll = threading.Thread(target=lambda: one.poll(timeout_s=LIMIT_S))
+    poll.start()
+    assert told.begun.wait(LIMIT_S)
+    close = threading.Thread(target=one.close)
+    close.start()
+    close.join(0.3)
+    assert close.is_alive()
+    told.go_on.set()
+    poll.join(LIMIT_S)
+    close.join(LIMIT_S)
+    assert told.calls == [("assigned", queues(0, 1, 2, 3)), ("revoked", queues(0, 1, 2, 3))]
+
+
+def test_a_close_does_not_wait_for_ever_for_the_listener(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    told = Slow()
+    one = member(listener=told, timeout_s=0.2)
+    poll = threading.Thread(target=lambda: one.poll(timeout_s=LIMIT_S))
+    poll.start()
+    try:
+        assert told.begun.wait(LIMIT_S)
+        one.close()
+        assert told.calls == [("revoked", queues(0, 1, 2, 3))]
+    finally:
+        told.go_on.set()
+        poll.join(LIMIT_S)
+
+
+def test_a_close_waits_no_longer_than_its_time_for_another_call(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """Of which a commit of another thread is a part."""
+    fill(shared, 40)
+    one = member(auto_commit_s=1_000.0, timeout_s=1.0)
+    take(one, 40)
+    shared.backend.transfer.hold = True
+    began = threading.Event()
+
+    def commit() -> None:
+        began.set()
+        with contextlib.suppress(HastoreError):
+            one.commit()
+
+    other = threading.Thread(target=commit)
+    other.start()
+    assert began.wait(LIMIT_S)
+    time.sleep(0.1)
+    before = time.monotonic()
+    one.close()
+    assert time.monotonic() - before < 1.5
+    other.join(LIMIT_S)
+    shared.backend.transfer.end_all()
+
+
+@pytest.mark.parametrize("closes_too", [False, True])
+def test_a_close_in_another_task_waits_for_the_listener(
+    shared: SharedNode, closes_too: bool
+) -> None:
+    calls: list[str] = []
+
+    class Listener(RebalanceListener):
+        async def on_assigned(self, queues: list[TopicQueue]) -> None:
+            begun.set()
+            await asyncio.sleep(0.2)
+            if closes_too:
+                await one.close()
+            calls.append("assigned")
+
+        async def on_revoked(self, queues: list[TopicQueue]) -> None:
+            calls.append("revoked")
+
+    async def main() -> None:
+        nonlocal one, begun
+        begun = asyncio.Event()
+        one = aio.Consumer("t", [shared.address], group="g", share=True, listener=Listener())
+        poll = asyncio.create_task(one.poll(10, LIMIT_S))
+        await begun.wait()
+        await one.close()
+        assert await poll == [] and calls == ["assigned", "revoked"]
+
+    one: Any = None
+    begun: Any = None
+    asyncio.run(asyncio.wait_for(main(), 8.0))  # less than `timeout_s`
 
 
 def test_asyncio_members_share_with_the_others(
