@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, TypeGuard
 
 from hastore.client.arguments import (
@@ -152,7 +153,7 @@ class ConsumerCore(Core):
         """Continue at the first message that exists (0) or after the last (1), in every queue."""
         deadline = self._deadline()
         yield from self._prepared(deadline)
-        ranges = yield from self._ranges((yield from self._survey(deadline)), deadline)
+        ranges = yield from self._ranges_now(deadline)
         self.fetcher.seek({queue_id: Position(ends[which]) for queue_id, ends in ranges.items()})
 
     def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
@@ -166,17 +167,15 @@ class ConsumerCore(Core):
         order = yield from self._survey(deadline)
         places = {}
         for queue_id in self.fetcher.queues:
-            reply, _ = yield from self.requester.ask_in_turn(
-                order, find_time(self.topic, queue_id, timestamp_ms), deadline
-            )
-            places[queue_id] = place_of_time(self.topic, queue_id, reply)
+            find = partial(self._place_of_time, queue_id, timestamp_ms, order, deadline)
+            places[queue_id] = yield from self._until_taken(find, deadline)
         self.fetcher.seek(places)
 
     def end_offsets(self) -> Steps[dict[int, int]]:
         """Return the end of each queue, as the master has it."""
         deadline = self._deadline()
         yield from self._prepared(deadline)
-        ranges = yield from self._ranges((yield from self._survey(deadline)), deadline)
+        ranges = yield from self._ranges_now(deadline)
         return {queue_id: ends[1] for queue_id, ends in ranges.items()}
 
     def lag(self) -> Steps[dict[int, int]]:
@@ -217,7 +216,8 @@ class ConsumerCore(Core):
         group, deadline = self._group(), self._deadline()
         self._preparing = None  # its answers would come to the steps below
         order = yield from self._survey(deadline)
-        return (yield from self._committed(group, order, deadline))
+        ask = partial(self._committed, group, order, deadline)
+        return (yield from self._until_taken(ask, deadline))
 
     @property
     def is_preparing(self) -> bool:
@@ -369,6 +369,29 @@ class ConsumerCore(Core):
             order, lambda rid: api.Fetch(rid, group, self.topic), deadline
         )
         return expect(api.Positions, reply).positions
+
+    def _ranges_now(self, deadline: float) -> Steps[dict[int, tuple[int, int]]]:
+        order = yield from self._survey(deadline)
+        return (yield from self._until_taken(partial(self._ranges, order, deadline), deadline))
+
+    def _place_of_time(
+        self, queue_id: int, timestamp_ms: int, order: list[str], deadline: float
+    ) -> Steps[Position]:
+        reply, _ = yield from self.requester.ask_in_turn(
+            order, find_time(self.topic, queue_id, timestamp_ms), deadline
+        )
+        return place_of_time(self.topic, queue_id, reply)
+
+    def _until_taken(self, ask: Callable[[], Steps[Result]], deadline: float) -> Steps[Result]:
+        """Ask, and again while the node is too busy, until the deadline."""
+        while True:
+            try:
+                return (yield from ask())
+            except NotStoredError as failure:
+                late = self.requester.left_s(deadline) <= 2.0 * PAUSE_S
+                if failure.status != Status.BUSY or late:
+                    raise
+            yield from self.requester.pause(PAUSE_S)
 
     def _survey(self, deadline: float) -> Steps[list[str]]:
         """Return the nodes to ask: the master, then those with the greatest readable offsets."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
 from hastore import Consumer, Producer, aio, errors
 from hastore.client.consumer.positions_client import Positions
+from hastore.protocol import api
 from hastore.protocol.api import Position
 from hastore.server.api import server
 from tests.client.conftest import Node
@@ -194,6 +196,33 @@ def test_a_commit_is_repeated_while_the_node_is_too_busy(
         consumer.commit()
         later.join()
     assert kept(node) == {0: 5}
+
+
+def test_a_question_is_repeated_while_the_node_is_too_busy(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(node, 5)
+    answer, left = server.ApiServer._dispatch, 0
+
+    def dispatch(self: Any, connection: Any, request: Any) -> None:
+        nonlocal left
+        asks = api.Fetch | api.AskTopics | api.FindTime
+        if left and isinstance(request, asks):
+            left -= 1
+            self._fail(connection, request.rid, "BUSY", "too much to do")
+        else:
+            answer(self, connection, request)
+
+    monkeypatch.setattr(server.ApiServer, "_dispatch", dispatch)
+    options: Any = {"group": "g", "queues": [0], "timeout_s": 60.0}
+    with Consumer("t", [node.address], **options) as consumer:
+        assert consumer.positions() == {0: Position(0)}
+        for ask, found in (
+            (consumer.committed, {}), (consumer.lag, {0: 5}), (consumer.end_offsets, {0: 5}),
+            (lambda: consumer.seek_to_time(0), None), (consumer.seek_to_latest, None),
+        ):  # fmt: skip
+            left = 2
+            assert ask() == found and not left
 
 
 def test_a_commit_that_a_node_never_has_room_for_says_so(
