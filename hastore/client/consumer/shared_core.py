@@ -236,6 +236,10 @@ class SharedCore(Core):
         deadline = self.requester.deadline(self.timeout_s)
         joined = self.sharing.joined
         topics = set(self.wanted.names) if joined is None else set(joined.topics)
+        if self.wanted.has_patterns:  # the membership may not know yet what they match
+            reply = yield from self._ask_master(api.AskConfigs, deadline)
+            configs = expect(api.Configs, reply).topics
+            topics.update(one.name for one in configs if self.wanted.matches(one.name))
         found = {}
         for topic in sorted(topics):
             reply = yield from self._ask_master(_fetch(self.group, topic), deadline)

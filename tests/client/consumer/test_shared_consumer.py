@@ -439,6 +439,20 @@ def test_several_topics_prefixes_and_patterns(
     assert {name.topic for name in one.assignment} == {"a", "b-1", "b-2", "c1", "d7"}
 
 
+def test_committed_knows_what_patterns_match_before_the_first_poll(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    for topic in ("a", "b-1", "c"):
+        fill(shared, 4, topic)
+    with Positions([shared.address]) as positions:
+        for topic in ("a", "b-1", "c"):
+            positions.commit("g", topic, {2: 1})
+    found = member(["a", "b-*"]).committed()
+    assert {name: at.queue_offset for name, at in found.items()} == {
+        TopicQueue("a", 2): 1, TopicQueue("b-1", 2): 1
+    }  # fmt: skip
+
+
 def test_the_retries_of_the_group_are_shared_too(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
