@@ -47,7 +47,7 @@ from hastore.client.lifecycle import describe
 from hastore.client.messages import Message, Position
 from hastore.client.security import Security, SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import HastoreError, UnreachableError, UsageError
+from hastore.errors import HastoreError, PositionLostError, UnreachableError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ class _Member:
     def prepare_call(self) -> None:
         """Prepare a call of this consumer alone, whose steps do not get `arrivals`."""
         self._settle()
+        self.stored = None  # the call may be a commit, of other positions
         if self.arrivals:
             self.arrivals = []
             self.core.forget_preparing()
@@ -526,8 +527,18 @@ class ClusterCore(Core):
 
     def _raise_failure(self) -> None:
         """Raise what a group has failed with while others had messages."""
-        if self._failures:
-            raise self._failures.pop(next(iter(self._failures)))
+        while self._failures:
+            name = next(iter(self._failures))
+            failure = self._failures.pop(name)
+            if not self._is_over(name, failure):
+                raise failure
+
+    def _is_over(self, name: str, failure: HastoreError) -> bool:
+        """Whether a lost position was left since, by a seek of the group's own consumer."""
+        member = self.members.get(name)
+        if member is None or not isinstance(failure, PositionLostError):
+            return member is None
+        return all(queue.lost is not failure for queue in member.core.fetcher.queues.values())
 
     def _note_none(self) -> None:
         """Warn once that there is no group."""

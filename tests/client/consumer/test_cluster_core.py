@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 from hastore import Consumer, Message
 from hastore.client.consumer import cluster_consumer
 from hastore.client.consumer.consumer_core import ConsumerCore
-from hastore.errors import UnreachableError
+from hastore.errors import PositionLostError, UnreachableError
 from tests.client import interrupts
 from tests.client.conftest import Node
 from tests.client.consumer.test_consumer_positions import (
@@ -164,6 +165,51 @@ def test_commits_repeat_only_what_is_missing(
         consumer.seek(("b", 1), 2)
         consumer.commit()
         assert done[3:] == [consumer.in_group("b")._core], "a seek counts, also to the same place"
+
+
+def test_a_commit_of_one_group_alone_is_not_taken_for_the_last_of_all(
+    make_node: Callable[..., Node], groups: Groups
+) -> None:
+    """The group would stay behind: its messages would come again after a restart."""
+    nodes = {"a": make_node(), "b": make_node()}
+    for node in nodes.values():
+        fill(node, 8)
+    groups.groups = {name: Seen((node.address,)) for name, node in nodes.items()}
+    with make(group="g") as consumer:
+        read(consumer, 16, 500)
+        consumer.commit()
+        alone = consumer.in_group("a")
+        alone.seek(1, 0)
+        alone.commit()
+        read(consumer, 2, 500)
+        consumer.commit()
+        assert sum(at.queue_offset for at in consumer.committed().values()) == 16
+
+
+def test_a_seek_of_one_group_alone_ends_the_failure_that_was_kept(
+    make_node: Callable[..., Node], groups: Groups
+) -> None:
+    nodes = {"a": make_node(), "b": make_node()}
+    for node in nodes.values():
+        fill(node, 8)
+    groups.groups = {name: Seen((node.address,)) for name, node in nodes.items()}
+    with make() as consumer:
+        consumer.positions()
+        alone = consumer.in_group("a")
+        for queue in alone._core.fetcher.queues.values():
+            queue.lost = PositionLostError("it is gone", queue.queue_id)
+        found: list[Message] = []
+        while len(found) < 8:
+            with contextlib.suppress(PositionLostError):
+                found += consumer.poll(500, timeout_s=LIMIT_S)
+        assert {one.cluster_group for one in found} == {"b"}
+        assert consumer._core._failures, "it was kept"  # type: ignore[attr-defined]
+        alone.seek_to_earliest()
+        assert {one.cluster_group for one in read(consumer, 8, 500)} == {"a"}
+        for queue in alone._core.fetcher.queues.values():
+            queue.lost = PositionLostError("it is gone", queue.queue_id)
+        with pytest.raises(PositionLostError, match="^group a: it is gone"):
+            consumer.poll()
 
 
 @interrupts_calls
