@@ -20,9 +20,10 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hastore
+from hastore.client.lifecycle import refuse_pickling
 from hastore.client.messages import Message, SendResult
 from hastore.client.producer.preparer import NO_PROPERTIES, OutgoingMessage, Properties
 from hastore.client.producer.producer import Producer
@@ -95,6 +96,10 @@ class _Traced:
     def __getattr__(self, name: str) -> Any:
         """Return what is not traced as the producer has it."""
         return getattr(self._producer, name)
+
+    def __reduce__(self) -> NoReturn:
+        """Raise UsageError: as its producer, it cannot be pickled or copied."""
+        refuse_pickling(self)
 
     def _begin(self, topic: str, **attributes: str | int) -> Span:
         told = dict(attributes)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -213,6 +216,14 @@ def test_asyncio(pair: Group, traces: Traces) -> None:
     for message in read(pair, "aio", 6):
         carried = trace.get_current_span(context_of(message)).get_span_context()
         assert (carried.trace_id, carried.span_id) in known
+
+
+@pytest.mark.parametrize("kind", [TracedProducer, AsyncTracedProducer])
+@pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_cannot_be_copied_or_pickled(kind: Any, use: Callable[[Any], Any]) -> None:
+    with Producer(["tcp://127.0.0.1:9"]) as producer:
+        with pytest.raises(UsageError, match=f"a {kind.__name__} has connections"):
+            use(kind(producer))
 
 
 def test_without_opentelemetry_the_import_says_what_to_install() -> None:
