@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from types import TracebackType
@@ -21,6 +20,7 @@ from hastore.client.producer.transactions import (
     AGAIN_S,
     Caller,
     Decision,
+    Refusals,
     TransactionOptions,
     TransactionState,
     asked_in,
@@ -31,8 +31,6 @@ from hastore.client.producer.transactions import (
     poll_request,
 )
 from hastore.errors import HastoreError
-
-log = logging.getLogger(__name__)
 
 
 class Transaction(TransactionState):
@@ -100,15 +98,16 @@ class Beginning:
 
 async def run_checks(driver: Caller, options: TransactionOptions) -> None:
     """Ask the master for half messages that the group must decide, until the producer ends."""
-    make = poll_request(options)
+    make, refusals = poll_request(options), Refusals(options.group)
     while driver.takes_polls:
         try:
             reply, payload = await driver.call(make, is_poll=True)
         except HastoreError as failure:
             if driver.takes_polls:
-                log.warning("transactions: group %s is not asked: %s", options.group, failure)
+                refusals.note(failure)
                 await asyncio.sleep(AGAIN_S)
             continue
+        refusals.end()
         for message, begun in asked_in(reply, payload, options):
             if not driver.takes_polls:  # closed meanwhile, as perhaps what the check looks into
                 return

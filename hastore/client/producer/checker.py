@@ -8,7 +8,6 @@ ends once the driver takes no more polls.
 
 from __future__ import annotations
 
-import logging
 import threading
 from functools import partial
 from types import TracebackType
@@ -20,6 +19,7 @@ from hastore.client.producer.transactions import (
     AGAIN_S,
     Begun,
     Decision,
+    Refusals,
     TransactionOptions,
     TransactionState,
     asked_in,
@@ -31,8 +31,6 @@ from hastore.client.producer.transactions import (
     poll_request,
 )
 from hastore.errors import HastoreError
-
-log = logging.getLogger(__name__)
 
 
 class Transaction(TransactionState):
@@ -100,15 +98,16 @@ class Checker:
 
     def _run(self) -> None:
         driver, options = self._driver, self._options
-        make = poll_request(options)
+        make, refusals = poll_request(options), Refusals(options.group)
         while driver.takes_polls:
             try:
                 reply, payload = driver.call(make, is_poll=True).result()
             except HastoreError as failure:
                 if driver.takes_polls:
-                    log.warning("transactions: group %s is not asked: %s", options.group, failure)
+                    refusals.note(failure)
                     self._pause.wait(AGAIN_S)
                 continue
+            refusals.end()
             for message, begun in asked_in(reply, payload, options):
                 if not driver.takes_polls:
                     return

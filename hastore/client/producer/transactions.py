@@ -168,6 +168,27 @@ def poll_request(options: TransactionOptions) -> Callable[[int], AskChecks]:
     return lambda rid: AskChecks(rid, options.group, POLL_MS)
 
 
+class Refusals:
+    """Logs that a group is not asked, and why: once, until it is asked or the reason changes.
+
+    A node's refusal may stay, as without the right to end the group's transactions.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._told = ""
+
+    def note(self, failure: BaseException) -> None:
+        """Note a poll that has failed."""
+        if str(failure) != self._told:
+            self._told = str(failure)
+            log.warning("transactions: group %s is not asked: %s", self._group, failure)
+
+    def end(self) -> None:
+        """Note a poll that was answered."""
+        self._told = ""
+
+
 def asked_in(
     reply: Checks, payload: bytes, options: TransactionOptions
 ) -> Iterator[tuple[Message, Begun]]:

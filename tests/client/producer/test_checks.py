@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from hastore import Decision, Message
+from hastore.aio import transactions
 from hastore.aio.transactions import run_checks
+from hastore.client.producer import checker
 from hastore.client.producer.checker import Checker
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.transactions import TransactionOptions
-from hastore.errors import ClientError
+from hastore.errors import ClientError, ForbiddenError
 from hastore.protocol import api
 from hastore.record.codec import Host, build_record, patch_for_store
 
@@ -164,3 +166,43 @@ def test_the_thread_of_the_checks_survives(
     checker.join(60)
     assert driver.ends == [2]
     assert "stays open" in caplog.text
+
+
+class Refused(Driver):
+    """Is refused twice for one reason, asked, and refused twice again."""
+
+    def call(self, make: Any, *, is_poll: bool = False) -> Any:
+        assert is_poll
+        future = self._make_future()
+        self.polls += 1
+        if self.polls == 3:
+            future.set_result((api.Checks(1, []), b""))
+        else:
+            future.set_exception(ForbiddenError("FORBIDDEN: not yours"))
+        return future
+
+    @property
+    def takes_polls(self) -> bool:
+        return self.polls <= 5
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_refusal_that_stays_is_logged_once(
+    awaits: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (checker, transactions):
+        monkeypatch.setattr(module, "AGAIN_S", 0.0)
+
+    async def main() -> None:
+        driver = Refused(asyncio.get_running_loop().create_future)
+        await run_checks(driver, options(lambda _: Decision.UNKNOWN))
+
+    if awaits:
+        asyncio.run(main())
+    else:
+        driver: Any = Refused(SendFuture)
+        asking = Checker(driver, options(lambda _: Decision.UNKNOWN))
+        asking.start()
+        asking.join(60.0)
+    told = "transactions: group g is not asked: FORBIDDEN: not yours"
+    assert [one.getMessage() for one in caplog.records] == [told] * 2
