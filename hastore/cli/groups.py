@@ -334,14 +334,18 @@ def reset_command(
 
 
 def _online(addresses: list[str], group: str) -> list[str]:
-    """Return who is in the group; raises HastoreError if no node says it.
+    """Return who is in the group; raises HastoreError if the master does not say it.
 
     Asked in hastore's own protocol: nodes that do not serve RocketMQ's clients have members, too.
+    Members are at the master; another node, cut off from it or from them, may know none.
     """
     try:
-        return [one.member for one in _ask_members(addresses, group).members]
+        found = _ask_members(addresses, group)
     except UnreachableError as failure:
         raise not_known(group, str(failure)) from failure
+    if found.owners is None and not found.members:  # only a master names the owners of queues
+        raise not_known(group, "no master has answered that knows its members")
+    return [one.member for one in found.members]
 
 
 def _places_of(found: Mapping[str, list[Place]], group: str) -> list[Place]:

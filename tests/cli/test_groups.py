@@ -7,9 +7,11 @@ import time
 import pytest
 
 from hastore import Admin, GroupMember
+from hastore.cli import groups as commands
 from hastore.cli.groups import Place, _ranges_text
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Positions
+from hastore.client.messages import GroupMembers
 from hastore.client.producer.producer import Producer
 from hastore.testing import group as running_group
 from tests.cli.kit import hastore
@@ -161,6 +163,14 @@ def test_reset_is_refused_where_rocketmqs_clients_are_not_served():
             )  # fmt: skip
             assert done.returncode == 1, done
             assert "1 member of group busy is online" in done.stderr
+
+
+def test_reset_is_refused_if_the_master_does_not_say_who_is_online(node, groups, monkeypatch):
+    """A slave that was cut off from the members knows none of them."""
+    monkeypatch.setattr(commands, "_ask_members", lambda *_given: GroupMembers([], None))
+    done = groups("reset", "busy", "--topic", "T", "--to", "earliest")
+    assert done.returncode == 1 and "nobody knows whether members" in done.stderr, done
+    assert "nothing was changed: try again, or give --force" in done.stderr
 
 
 def test_reset_of_a_group_that_is_new_says_so(node, groups):
