@@ -15,7 +15,7 @@ import logging
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -213,8 +213,15 @@ class ClusterProducer(Producer):
         """Send messages in order to one group; they do not move to another one."""
         self._check_place(topic, queue, "send_batch")
         now = self._clock.monotonic_ms()
-        group = self._wait_group(topic, None, now + self._timeout_ms)
-        future = group._send_batch(topic, messages, None, now)
+        messages = list(messages) if isinstance(messages, Iterator) else messages
+        while True:
+            group = self._wait_group(topic, None, now + self._timeout_ms)
+            try:
+                future = group._send_batch(topic, messages, None, now)
+                break
+            except ClientError:
+                if not self._was_replaced(group):
+                    raise
         self._unsettled.add(future)
         future.add_done_callback(self._note_settled)
         return future
@@ -268,11 +275,18 @@ class ClusterProducer(Producer):
         """Let a group's producer take a message; raises if no group would take it."""
         try:
             inner = group._send(*message.arguments, message.expires)
-        except (UnreachableError, NotStoredError):
+        except ClientError as failure:
+            may_move = isinstance(failure, UnreachableError | NotStoredError)
+            if not may_move and not self._was_replaced(group):
+                raise
             self._move(message, group)
             return
         group._wake()
         inner.add_done_callback(lambda done: self._note_end(message, group, done))
+
+    def _was_replaced(self, group: GroupProducer) -> bool:
+        """Whether another thread has ended a group's producer, which has moved, meanwhile."""
+        return group._lifecycle.closed and not self._lifecycle.closed
 
     def _note_end(self, message: _Message, group: GroupProducer, done: Future[SendResult]) -> None:
         """Pass an outcome on; a message that is certainly not stored moves on."""
