@@ -146,9 +146,11 @@ class Admin(AdminCalls, AsyncClient):
 class Consumer(ConsumerCalls, AsyncClient):
     """Read a topic; see hastore.Consumer.
 
-    Tasks may share it: one call runs at a time, and each message goes to one task. A cancelled call
-    has moved no position: the next `poll` returns the same messages. A cancelled commit may still
-    be stored. That does no harm: the consumer has reached all the positions in it.
+    Tasks may share it: one call runs at a time, and each message goes to one task. A commit, also
+    one of `auto_commit_s`, covers what other tasks have got and are still at work on.
+
+    A cancelled call has moved no position: the next `poll` returns the same messages. A cancelled
+    commit may still be stored. That does no harm: the consumer has reached all positions in it.
     """
 
     _kind = "aio.Consumer"
