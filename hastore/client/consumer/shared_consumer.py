@@ -222,6 +222,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
                 before, core.calls = core.calls, core.calls + 1
                 try:
                     with self._telling:
+                        if self._lifecycle.closed:  # by another thread, since the steps ended
+                            return []
                         self._tell(found)
                     core.told(found)
                 except Exception:

@@ -633,6 +633,31 @@ def test_a_close_in_another_thread_waits_for_the_listener(
     assert told.calls == [("assigned", queues(0, 1, 2, 3)), ("revoked", queues(0, 1, 2, 3))]
 
 
+def test_the_listener_is_told_nothing_after_the_close(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """Another thread closes between the steps of a poll and the call of the listener."""
+    told = Told()
+    one = member(listener=told)
+    lock = one._telling
+
+    class Late:
+        acquire, release = lock.acquire, lock.release
+
+        def __enter__(self) -> None:
+            close = threading.Thread(target=one.close)
+            close.start()
+            close.join(LIMIT_S)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    one._telling = Late()  # type: ignore[assignment]
+    assert one.poll(timeout_s=LIMIT_S) == []
+    assert [kind for kind, _ in told.calls] == ["revoked"]
+
+
 def test_a_close_does_not_wait_for_ever_for_the_listener(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
