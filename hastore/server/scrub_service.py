@@ -4,7 +4,9 @@ It reads what consumers may read and what is synced, at `store.scrub_rate`, from
 its end, and begins again PASS_MS after it began. What it finds is fenced: a read of that range
 fails with CorruptRecordError, also where only the CRC of an entry shows the damage. All else is
 served. Then it is repaired from another node, if one has the bytes (repairing.py): at once, and
-again at each pass. A damaged record that a reader meets is looked at right away.
+again at each pass. A damaged record that a reader meets is looked at right away, and so is damage
+that keeps the log from being cut: a node that is to follow waits for its repair, so that is tried
+again each minute.
 
 Where a pass is, and what was found, is kept in hastore/scrub.json, so that a restart goes on with
 the file that was being read.
@@ -36,6 +38,7 @@ PASS_MS = 3_600_000.0  # from the begin of a pass to the next one's, at least
 SAVE_MS = 60_000.0
 DEFAULT_RATE = 1 << 20  # at which known damage is looked at again without `store.scrub_rate`
 RETRY_S = 60.0  # after a failure of the disk that is no damage
+BLOCKED_MS = 60_000.0  # from one look at what keeps the log from being cut to the next
 NOTED_MAX = 1000  # ranges; a disk with more is to be replaced
 ASKED_MAX = 100  # offsets that readers have met, and that wait
 LOOK_RATE = 64 << 20  # bytes a second, at which a file is read up to such an offset
@@ -92,6 +95,7 @@ class ScrubService(Service):
         self._unrepaired: dict[int, str] = {}  # why, by where the range begins
         self._asked: deque[int] = deque()
         self._looked_at: set[int] = set()  # since the last pass, at what readers had met
+        self._blocked_ms = float("-inf")  # when `note_blocked` last asked for a look
         self._is_looking = False
         self._is_wanted = False
         self._found: dict[int, Damage] = {}  # by where it begins; replaced, never changed
@@ -154,6 +158,17 @@ class ScrubService(Service):
         known = offset in self._looked_at or offset in self._asked
         known = known or any(one.start <= offset < one.end for one in self._found.values())
         if not known and len(self._asked) < ASKED_MAX:
+            self._asked.append(offset)
+            self._woken.set()
+
+    def note_blocked(self, offset: int) -> None:
+        """Look soon at this offset, also if the damage there is known: a cut waits for its repair.
+
+        A node asks at each try to follow.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._blocked_ms >= BLOCKED_MS and len(self._asked) < ASKED_MAX:
+            self._blocked_ms = now_ms
             self._asked.append(offset)
             self._woken.set()
 

@@ -118,6 +118,9 @@ class StoreHooks:
     on_delayed: Callable[[], None] = _nothing
     # A reader has met a damaged record at this offset; in the reader's thread.
     on_damage: Callable[[int], None] = _nothing
+    # Damage at this offset would lead a cut further back; in the thread that would cut, which holds
+    # the write gate.
+    on_blocked_cut: Callable[[int], None] = _nothing
     # Whether a reader waits for new records: replay then pauses less, and a slave says so to its
     # master. In replay's thread, or the one of the link.
     readers_wait: Callable[[], bool] = lambda: False
@@ -868,9 +871,15 @@ class LogStore:
             self.cuts.note_made(offset)
 
     def cut_point(self, offset: int) -> int:
-        """Return where a cut at `offset` would begin; see `truncate`."""
+        """Return where a cut at `offset` would begin; see `truncate`.
+
+        If that is further back, `on_blocked_cut` is told, since damage may be the reason.
+        """
         with self.log.lock:
-            return self._cut_point(offset)
+            begin = self._cut_point(offset)
+        if begin < offset:
+            self.hooks.on_blocked_cut(begin)
+        return begin
 
     def _cut_point(self, offset: int) -> int:
         """Return where a cut at `offset` begins; the log is locked.

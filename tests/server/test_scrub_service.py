@@ -21,7 +21,7 @@ from hastore.repair.mending import Mended
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
 from hastore.server.repairing import mend_from
-from hastore.server.scrub_service import Mend, ScrubService
+from hastore.server.scrub_service import BLOCKED_MS, Mend, ScrubService
 from hastore.service import raise_failure
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore
@@ -243,6 +243,24 @@ def test_a_damaged_queue_is_not_taken_for_a_damaged_log(log: Scrubbed) -> None:
     scrubber.note_read(log.places[100] + 7)  # each pull meets it again
     scrubber.look_at_reads()
     assert 0 < read == scrubber.scrubbed_bytes
+
+
+def test_what_keeps_the_log_from_being_cut_is_tried_again_each_minute(log: Scrubbed) -> None:
+    asked: list[int] = []
+
+    def mend(_walk: LogWalk, damage: Damage, _times_cut: int) -> Mended:
+        asked.append(damage.start)
+        return Mended(damage, None, ("node 2: it does not answer",))
+
+    scrubber = log.make(rate=None, mend=mend)
+    log.store.hooks.on_blocked_cut = scrubber.note_blocked
+    log.flip(100, 90)
+    for tries in (1, 2, 3):
+        for _ in range(5):  # a node tries to follow each second
+            scrubber.note_blocked(log.places[100])
+            scrubber.look_at_reads()
+        assert len(asked) == tries
+        scrubber._blocked_ms -= BLOCKED_MS
 
 
 def test_what_is_written_and_reads_back_damaged_is_tried_once_in_a_pass(log: Scrubbed) -> None:

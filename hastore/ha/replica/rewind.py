@@ -87,9 +87,10 @@ def refuse_loss(store: ReplicaLog, cut: int, why: str, *, comes_again: bool = Fa
     if begin < cut and loses_confirmed(store, begin):
         raise GroupDisagrees(
             f"{why}: the log is damaged at {begin}, and a cut at {cut} would lose all from there "
-            f"on, with confirmed records up to {store.confirmed_offset}: stop the node and repair "
-            "it (`hastore log repair -c FILE`); to give up these records here, run `hastore demote "
-            "--accept-loss` for this node"
+            f"on, with confirmed records up to {store.confirmed_offset}: this node repairs it from "
+            "another node, if one has the bytes, and goes on then; if not, stop the node and "
+            "repair it (`hastore log repair -c FILE`); to give up these records here, run "
+            "`hastore demote --accept-loss` for this node"
         )
 
 
