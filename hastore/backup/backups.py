@@ -16,11 +16,18 @@ from hastore.backup.manifest import (
     StateFile,
     decode_manifest,
     digest,
+    manifest_name,
     number_of,
 )
 from hastore.backup.target import Target
 from hastore.config.model import Config, Mode
-from hastore.errors import CorruptRecordError, StoreBrokenError, StoreError, UsageError
+from hastore.errors import (
+    CorruptRecordError,
+    HastoreError,
+    StoreBrokenError,
+    StoreError,
+    UsageError,
+)
 from hastore.ha.node.node_state import Durable
 from hastore.record.log_format import ENTRIES, PLAIN, LogFormat
 
@@ -36,14 +43,21 @@ def read_manifests(
     """Return the backups in a target, the newest first, and why other manifests are none."""
     found: list[Manifest] = []
     bad: dict[str, str] = {}
+    missing: dict[str, str] = {}
     for name in sorted(names, reverse=True):
         if number_of(name) is None:
             continue
         try:
             found.append(decode_manifest(target.read(name, MANIFEST_BYTES_MAX)))
-        except (CorruptRecordError, FileNotFoundError) as failure:
-            log.warning("%s/%s counts as no backup: %s", target.name, name, failure)
+        except CorruptRecordError as failure:
             bad[name] = str(failure)
+        except FileNotFoundError as failure:
+            missing[name] = str(failure)
+    if missing:  # a run beside this one removes old backups; what is listed still is there
+        now = target.objects()
+        bad |= {name: why for name, why in missing.items() if name in now}
+    for name, why in bad.items():
+        log.warning("%s/%s counts as no backup: %s", target.name, name, why)
     return found, bad
 
 
@@ -101,12 +115,13 @@ class LogOfBackup:
     def __init__(self, target: Target, manifest: Manifest) -> None:
         self.walk = ItemWalk(form_of(manifest), manifest.start_offset, manifest.file_size)
         self._target = target
+        self._manifest = manifest
 
     def chunks(self, piece: Piece) -> Iterator[tuple[int, bytes]]:
         """Yield the bytes of the next piece, each with its offset, checked record by record.
 
         The digest is known at the end: use nothing before. Raises StoreBrokenError if the piece is
-        not what was written.
+        not what was written, HastoreError if the backup was removed meanwhile.
         """
         whole, at = xxhash.xxh3_128(), piece.start
         try:
@@ -122,19 +137,32 @@ class LogOfBackup:
         except CorruptRecordError as failure:
             raise StoreBrokenError(f"{piece.name}: {failure}") from failure
         except FileNotFoundError as failure:
-            raise StoreBrokenError(f"{piece.name} is missing") from failure
+            raise _missing(self._target, self._manifest, piece.name) from failure
         if whole.hexdigest() != piece.xxh3_128:
             raise StoreBrokenError(f"{piece.name}: other bytes than were written, by their digest")
         if self.walk.offset != piece.end or not self.walk.is_whole:
             raise StoreBrokenError(f"{piece.name}: it does not end after a whole record")
 
 
-def read_state_file(target: Target, file: StateFile) -> bytes:
-    """Return the content of a small file. Raises StoreBrokenError if it is not as written."""
+def _missing(target: Target, manifest: Manifest, name: str) -> HastoreError:
+    """Return the error for an object that is not there: the backup may have been removed."""
+    if manifest_name(manifest.number) in target.objects():
+        return StoreBrokenError(f"{name} is missing")
+    return HastoreError(
+        f"{target.name}: backup {manifest.number} was removed while it was read, as a run of"
+        " `hastore backup take` does with what is beyond --keep: take a newer one, see `hastore"
+        " backup list`"
+    )
+
+
+def read_state_file(target: Target, manifest: Manifest, file: StateFile) -> bytes:
+    """Return the content of a small file. Raises StoreBrokenError if it is not as written,
+    HastoreError if the backup was removed meanwhile.
+    """
     try:
         data = target.read(file.name, file.size + 1)
     except FileNotFoundError as failure:
-        raise StoreBrokenError(f"{file.name} is missing") from failure
+        raise _missing(target, manifest, file.name) from failure
     if len(data) != file.size or digest(data) != file.xxh3_128:
         raise StoreBrokenError(f"{file.name}: other bytes than were written, by their digest")
     return data
@@ -156,7 +184,8 @@ def verify_backup(
 ) -> Checked:
     """Read a backup, or the newest one, wholly, and check digests and all records.
 
-    Raises UsageError if there is none, StoreError if the target cannot be read.
+    Raises UsageError if there is none, StoreError if the target cannot be read, HastoreError if it
+    was removed meanwhile.
     """
     manifest = find_backup(target, number)
     found = Checked(manifest)
@@ -176,7 +205,7 @@ def verify_backup(
     progress(due, due)
     for file in manifest.files:
         with _noting(found):
-            read_state_file(target, file)
+            read_state_file(target, manifest, file)
     return found
 
 

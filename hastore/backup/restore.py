@@ -242,7 +242,7 @@ class _Restore:
             if file.path not in STATE_FILES:
                 raise StoreBrokenError(f"the backup has a file {file.path!r}, which no store has")
         return {
-            file.path: read_state_file(self._target, file)
+            file.path: read_state_file(self._target, self._manifest, file)
             for file in self._manifest.files
             if file.path != ENTRIES_FILE
         }
@@ -289,7 +289,8 @@ class _Restore:
         raw = next((f for f in self._manifest.files if f.path == ENTRIES_FILE), None)
         facts = EntryFacts()
         if raw is not None:
-            facts = msgspec.json.decode(read_state_file(self._target, raw), type=EntryFacts)
+            data = read_state_file(self._target, self._manifest, raw)
+            facts = msgspec.json.decode(data, type=EntryFacts)
         EntryState(fs, staging).save(begin=facts.begin, begin_sure=facts.begin_sure)
         last = (chain.next_index or 0) - 1
         files = HardStateFiles(fs, staging, f"{staging}/{self._log}")

@@ -116,8 +116,12 @@ class LocalTarget:
         ]
         if fs.exists(f"{root}/{PARTIAL}"):
             found.append(PARTIAL)
+        sizes: dict[str, int] = {}
         with self._named():
-            return {name: size_of(fs, f"{root}/{name}") for name in found}
+            for name in found:
+                with contextlib.suppress(FileNotFoundError):  # a run beside this one removed it
+                    sizes[name] = size_of(fs, f"{root}/{name}")
+        return sizes
 
     def foreign(self) -> list[str]:
         """Return what lies beside the objects and is none of hastore's."""
@@ -143,10 +147,12 @@ class LocalTarget:
 
     def read(self, name: str, size: int, position: int = 0) -> bytes:
         """Return up to `size` bytes of an object."""
-        path = f"{self.name}/{name}"
-        if not self._fs.exists(path):
+        path, found = f"{self.name}/{name}", None
+        with self._named(), contextlib.suppress(FileNotFoundError):
+            found = self._fs.open(path, writable=False)
+        if found is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        with self._named(), contextlib.closing(self._fs.open(path, writable=False)) as file:
+        with self._named(), contextlib.closing(found) as file:
             return file.pread(size, position)
 
     def replace(self, name: str, data: bytes) -> None:

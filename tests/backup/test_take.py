@@ -10,14 +10,21 @@ import pytest
 
 from hastore.backup import take as taking
 from hastore.backup import target as targets
-from hastore.backup.backups import find_backup, verify_backup
+from hastore.backup.backups import find_backup, read_manifests, verify_backup
 from hastore.backup.manifest import PARTIAL, encode_manifest, number_of
 from hastore.backup.source import Source
 from hastore.backup.take import Pace, take_backup
 from hastore.backup.target import LocalTarget, open_target
 from hastore.clock import SystemClock
 from hastore.config.model import Role
-from hastore.errors import StoreBrokenError, StoreError, StoreFullError, StoreInUseError, UsageError
+from hastore.errors import (
+    HastoreError,
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+    StoreInUseError,
+    UsageError,
+)
 from hastore.fs.filesystem import REAL, RealFileSystem, size_of
 from hastore.ha.node.node_state import CutIntent
 from hastore.ha.replica.rewind import cut_back
@@ -559,3 +566,48 @@ def test_a_long_object_is_synced_in_steps(tmp_path, monkeypatch):
         for _ in range(7):
             writer.write(bytes(400))
     assert synced == [1200, 2400, 2800]
+
+
+def test_a_listing_beside_a_run_that_removes_old_backups_leaves_them_out(node, place):
+    take(node.config, place)
+    names = objects(place)
+
+    class Late(RealFileSystem):
+        """Lists a folder as it was a moment ago."""
+
+        def list_dir(self, path):
+            return sorted({*super().list_dir(path), "00000099.json", "00000007.json.tmp"})
+
+    assert LocalTarget(str(place), Late()).objects() == names
+    found, bad = read_manifests(LocalTarget(str(place)), {**names, "manifests/00000099.json": 9})
+    assert [one.number for one in found] == [1] and bad == {}
+
+
+@pytest.mark.parametrize("folder", ["log/", "state/"])
+def test_a_backup_that_is_removed_while_it_is_read_is_not_called_damaged(
+    node, place, tmp_path, monkeypatch, folder
+):
+    monkeypatch.setattr(taking, "_PIECES_MAX", 1)  # the last log file is copied anew each time
+    state = os.path.join(node.config.store.root, "hastore", "topics")
+    with open(state, "wb") as file:
+        file.write(b"1")
+    take(node.config, place)
+
+    class Removed(LocalTarget):
+        """Another run removes the backup before its first object of the folder is read."""
+
+        def read(self, name, size, position=0):
+            if name.startswith(folder) and find_backup(LocalTarget(self.name)).number == 1:
+                with open(state, "wb") as file:
+                    file.write(b"2")
+                fill(node, node.store.max_offset + 1000)
+                take(node.config, self.name, keep=1)
+            return super().read(name, size, position)
+
+    with pytest.raises(HastoreError, match="backup 1 was removed while it was read") as told:
+        verify_backup(Removed(str(place)))
+    assert not isinstance(told.value, StoreError), "no damage"
+    assert verify_backup(Removed(str(place))).problems == []
+    (piece, *_) = find_backup(LocalTarget(str(place))).log
+    os.remove(place / piece.name)
+    assert verify_backup(Removed(str(place))).problems[0] == f"{piece.name} is missing"
