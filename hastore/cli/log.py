@@ -62,8 +62,13 @@ def dump_command(
     With --body it prints each body too: as a JSON string (the field `body`), or in base64
     (`body_base64`) when it is not UTF-8. It ends before damage, with exit code 3.
     """
-    synced, stop = _synced_end(path), None  # before the dump: a node may append meanwhile
+    synced, code = _synced_end(path), DONE  # before the dump: a node may append meanwhile
+    stop = inspect.begin_of(path) if start is None else None
     for entry in inspect.dump(path, start, end, bodies=bodies):
+        # Only of the first one, since the others are adjacent; retention may have moved the begin.
+        if stop is not None and _place(entry) > stop == inspect.begin_of(path):
+            print_error(f"{path}: no record at offset {stop}: the log is damaged there")
+            code = STORE
         stop = _place(entry) + int(entry["size"])
         if as_json:
             print_json(entry)
@@ -75,7 +80,7 @@ def dump_command(
             _print_record(entry)
     problem = None if stop is None else _damage_text(path, stop, end, synced)
     if problem is None:
-        return DONE
+        return code
     print_error(problem)
     return STORE
 

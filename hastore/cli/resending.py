@@ -98,7 +98,7 @@ def read_archive(
     hastore's own records are left out. Behind bytes that are no whole records it goes on; `on_gap`
     is told of them.
     """
-    stop = start if start is not None and _begins_with_a_record(folder) else None
+    stop = _known_begin(folder, start)
     begin: int | None = start
     while True:
         moved = False
@@ -117,14 +117,17 @@ def read_archive(
         begin = stop + 1
 
 
-def _begins_with_a_record(folder: str) -> bool:
-    """Whether what was cut begins with a record, so that other bytes there are damage.
+def _known_begin(folder: str, start: int | None) -> int | None:
+    """Return where a record must begin, so that other bytes there are damage; None: nowhere.
 
-    A log that was set aside as a whole may have been confirmed up to the middle of one, and a tail
-    of mode dledger begins with its leader's empty entry.
+    What was cut from `start` on begins with a record. But a log that was set aside as a whole may
+    have been confirmed up to the middle of one, and a tail of mode dledger begins with its leader's
+    empty entry. Without `start` all of the archive is read.
     """
     with contextlib.closing(LogFiles(folder, bare_too=True)) as files:
-        return files.is_bare and not files.form.lead
+        if start is None:
+            return files.stated_begin()
+        return start if files.is_bare and not files.form.lead else None
 
 
 def _messages_of(item: Mapping[str, Any]) -> Iterator[Rescued]:

@@ -123,6 +123,35 @@ def test_a_dump_that_ends_before_damage_says_so(tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("kind", ["store", "tail", "tail inside a file"])
+def test_a_dump_of_a_log_whose_first_record_is_damaged_says_so(tmp_path, kind):
+    """It listed nothing, or the records after it, as if the damaged one had never been there."""
+    with opened(tmp_path / "s") as one:
+        places = [put(one, message(number))[0].offset for number in range(6)]
+    folder, first = tmp_path / "s", 0
+    if kind != "store":
+        first = 3 if kind == "tail inside a file" else 0
+        folder = tmp_path / f"65537-{places[first]}"
+        shutil.copytree(tmp_path / "s" / "commitlog", folder)
+    (file,) = (folder / "commitlog" if kind == "store" else folder).iterdir()
+    raw = bytearray(file.read_bytes())
+    raw[: places[first]] = bytes(places[first])
+    file.write_bytes(raw)
+    whole = hastore("log", "dump", "--store", str(folder))
+    assert (whole.returncode, len(whole.stdout.splitlines())) == (0, 6 - first)
+    raw[places[first] + 4] ^= 1
+    file.write_bytes(raw)
+    done = hastore("log", "dump", "--store", str(folder))
+    assert done.returncode == 3 and f"no record at offset {places[first]}" in done.stderr
+    if kind == "tail inside a file":
+        assert done.stdout.splitlines() == whole.stdout.splitlines()[1:]
+    else:
+        assert f"--from {places[first + 1]}" in done.stderr
+    (tmp_path / "empty" / "commitlog").mkdir(parents=True)
+    (tmp_path / "empty" / "commitlog" / file.name).write_bytes(bytes(1000))
+    assert hastore("log", "dump", "--store", str(tmp_path / "empty")).returncode == 0
+
+
 def test_dump_shows_bodies_and_reads_a_folder_of_files(tmp_path):
     tail = tmp_path / "65537-0"
     shutil.copytree(GOLDEN / "commitlog", tail)

@@ -184,6 +184,10 @@ def test_what_a_tail_in_rescued_lacks_is_told(tmp_path):
     found = [*read_archive(str(folder), 0, 4 * size, lambda *gap: gaps.append(gap))]
     assert [one.offset for one in found] == [size, 2 * size]
     assert gaps == [(0, size), (3 * size, 4 * size)]
+    gaps.clear()  # without the places of a cut, as with --folder
+    found = [*read_archive(str(folder), None, None, lambda *gap: gaps.append(gap))]
+    assert [one.offset for one in found] == [size, 2 * size]
+    assert gaps == [(0, size)]
 
 
 def test_a_tail_of_mode_dledger_begins_with_its_leaders_empty_entry(tmp_path):

@@ -148,6 +148,16 @@ def dump(
         yield from _dump(files, start, end, bodies)
 
 
+def begin_of(store: str, fs: FileSystem = REAL) -> int | None:
+    """Return where the log of a store, or of a folder, must begin; None if nothing says it.
+
+    If a dump of all begins later, or not at all, the first record is damaged. Raises StoreError if
+    there is no store.
+    """
+    with contextlib.closing(LogFiles(store, fs, bare_too=True)) as files:
+        return files.stated_begin()
+
+
 def _dump(
     files: LogFiles, start: int | None, end: int | None, bodies: bool
 ) -> Iterator[dict[str, Any]]:

@@ -303,6 +303,19 @@ class LogFiles:
                 return found
         return first.start
 
+    def stated_begin(self) -> int | None:
+        """Return where a plain log must begin, by the folder's name, or because something is there.
+
+        None: nothing says it, as after a resync, or in a log of entries.
+        """
+        files = self.list()
+        if not files or self.form.lead:
+            return None
+        begins = self._begins_of(files[0])
+        if self.is_bare and len(begins) > 1:
+            return begins[0]
+        return files[0].start if any(self.view(files[0])[:MIN_RECORD_SIZE]) else None
+
     def find_record(self, file: LogFile, offset: int) -> int | None:
         """Find the first valid item of a file at or beyond `offset`; None if there is none.
 
