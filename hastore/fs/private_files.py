@@ -1,6 +1,7 @@
 """Read private files, which only their owner may read; write files of any mode durably."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ConfigError, UsageError
+from hastore.fs.protocols import NO_ROOM
 
 MAX_KEY_FILE_BYTES = 4096
 CHECK_PATH = "check path and permissions"
@@ -229,4 +231,10 @@ def _sync_folder(path: str) -> None:
 
 def _unwritable(path: str, failure: OSError | ValueError) -> ConfigError:
     why = failure.strerror if isinstance(failure, OSError) else str(failure)
-    return ConfigError(f"{path}: cannot be written: {why}; check its folder and permissions")
+    remedy = "check its folder and permissions"
+    if isinstance(failure, OSError):
+        if failure.errno in NO_ROOM:
+            remedy = "make room on its disk, or raise the quota of this user"
+        elif failure.errno == errno.EROFS:
+            remedy = "its file system is read-only: mount it for writing, or change the original"
+    return ConfigError(f"{path}: cannot be written: {why}; {remedy}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import stat
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from hastore.errors import ConfigError
-from hastore.fs.private_files import replace_file
+from hastore.fs.private_files import create_file, replace_file
 
 # Numbers that no machine of these tests has; of nobody's groups only the own one is known.
 NODE, ALICE, OPS, OTHERS = 61_001, 61_002, 61_003, 61_004
@@ -77,3 +78,25 @@ def test_a_file_that_the_node_could_not_read_any_more_stays(
     assert f"{path}: belongs to user {user} and group {group}, and one of them" in said
     assert path.read_bytes() == b"old" and path.stat().st_uid == user
     assert [*folder.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "make room on its disk"), (errno.EDQUOT, "make room on its disk"),
+     (errno.EROFS, "file system is read-only"), (errno.EACCES, "check its folder and permissions")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_written_says_what_to_do(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "node.yaml"
+    path.write_bytes(b"old")
+    monkeypatch.setattr("tempfile.mkstemp", fail)
+    with pytest.raises(ConfigError, match=remedy):
+        replace_file(str(path), b"new", 0o644)
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(ConfigError, match=remedy):
+        create_file(str(tmp_path / "new.yaml"), b"new", 0o644)
+    assert [one.name for one in tmp_path.iterdir()] == ["node.yaml"] and path.read_bytes() == b"old"
