@@ -240,8 +240,24 @@ def _write(certificate: str, key: str, pair: "Pair", renew: bool) -> None:
     for path in (certificate, key):
         if not os.path.exists(path):
             raise UsageError(f"{path}: there is nothing to renew; leave out --renew")
+    before = _content(key)  # its mode may be what is wrong with it
     replace_file(key, pair.key, PRIVATE_MODE)
-    replace_file(certificate, pair.certificate, PUBLIC_MODE)
+    try:
+        replace_file(certificate, pair.certificate, PUBLIC_MODE)
+    except BaseException:  # also Ctrl-C: the new key does not fit the old certificate
+        if _content(certificate) != pair.certificate:
+            replace_file(key, before, PRIVATE_MODE)
+        raise
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as failure:
+        raise ConfigError(
+            f"{path}: cannot be read: {failure.strerror}; check path and permissions"
+        ) from failure
 
 
 def _write_new(certificate: str, key: str, pair: "Pair") -> None:

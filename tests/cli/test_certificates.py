@@ -11,6 +11,8 @@ from cryptography import x509
 
 from hastore.cli.common import DONE, WRONG
 from hastore.config.file import load_config
+from hastore.errors import ConfigError
+from hastore.fs.private_files import replace_file
 from hastore.security.certificates import not_after
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import NodeName, TlsEngine
@@ -115,6 +117,31 @@ def test_nothing_is_overwritten_unless_asked(keys):
     assert mode("tls/node2.key") == 0o600 and mode("tls/node2.pem") == 0o644
     ends = [not_after(one["node2.pem"]) for one in (before, after)]
     assert ends[0] > ends[1]
+
+
+@pytest.mark.parametrize("broken_off", [ConfigError, KeyboardInterrupt])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_renewal_that_is_broken_off_leaves_a_pair_that_fits(
+    keys, monkeypatch, broken_off, replaced
+):
+    keys("ca", "--dir", "tls")
+    keys("cert", "--dir", "tls", "-c", "node2.yaml")
+    before = content()
+
+    def replace(path, data, mode):
+        if path.endswith(".key") or replaced:
+            replace_file(path, data, mode)
+        if path.endswith(".pem"):
+            raise broken_off(f"{path}: cannot be written")
+
+    monkeypatch.setattr("hastore.cli.certificates.replace_file", replace)
+    if broken_off is ConfigError:
+        refused(keys("cert", "--dir", "tls", "-c", "node2.yaml", "--renew"), "cannot be written")
+    else:
+        assert keys("cert", "--dir", "tls", "-c", "node2.yaml", "--renew")[0] != DONE
+    after = content()
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == ({"node2.pem", "node2.key"} if replaced else set())
 
 
 def test_a_certificate_is_valid_no_longer_than_its_ca(keys):
