@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -49,6 +50,7 @@ class FakeGroup:
         self.epoch = 1 << 16 | 1
         self.on_ask: Callable[[int], None] = lambda number: None
         self.asked = 0
+        self._turns = threading.Lock()
         self.lag: dict[int, int] = {}
         self.hidden: set[int] = set()  # nodes whose files are on other machines
         self.apart: set[frozenset[int]] = set()  # pairs of nodes that do not reach each other
@@ -83,13 +85,14 @@ class FakeGroup:
 
     def status(self, config: Config, number: int, timeout_s: float) -> Status | None:
         """Let a node read its file and act, then answer."""
-        self.asked += 1
-        self.on_ask(number)
-        for each in self.nodes.values():
-            if each.alive:
-                self._turn(each)
-        node = self.nodes[number]
-        return self._status(node) if node.alive else None
+        with self._turns:  # a command asks several nodes at once
+            self.asked += 1
+            self.on_ask(number)
+            for each in self.nodes.values():
+                if each.alive:
+                    self._turn(each)
+            node = self.nodes[number]
+            return self._status(node) if node.alive else None
 
     def _turn(self, node: FakeNode) -> None:
         role, was = node.role, node.read
