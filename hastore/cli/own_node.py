@@ -1,5 +1,6 @@
 """The node that a configuration file describes: its status, where its role is, its file."""
 
+import contextlib
 import json
 import os
 import time
@@ -240,13 +241,22 @@ class FilePlace:
         """Return the role in the file."""
         return self._config.role
 
+    @property
+    def _once(self) -> str:
+        return os.path.join(self._config.store.root, "hastore", "once.json")
+
     def change(self, role: Role) -> None:
-        """Edit the file."""
+        """Edit the file. Flags of a command that was killed before its edit are removed first."""
+        if REAL.exists(self._once):
+            with folder_locked(self._once), contextlib.suppress(FileNotFoundError):
+                REAL.remove(self._once)
+                REAL.sync_dir(os.path.dirname(self._once))
         edit_role(self._path, role)
 
     def change_once(self, role: Role, command: str, flags: Flags, before: dict[str, Any]) -> None:
         """Write once.json durably; the edit of the file then makes the node read it."""
-        folder = os.path.join(self._config.store.root, "hastore")
+        once = self._once
+        folder = os.path.dirname(once)
         if not REAL.is_dir(folder):
             remedy = "run the command in the directory where the node was started"
             raise HastoreError(
@@ -258,12 +268,11 @@ class FilePlace:
             "epoch": before["epoch"],
             "wall_ms": SYSTEM_CLOCK.wall_ms(),
         }
-        once = os.path.join(folder, "once.json")
         with folder_locked(once):  # against another such command
             REAL.replace_bytes(once, json.dumps(note).encode())
         before_edit = REAL.read_bytes(self._path)
         try:
-            self.change(role)
+            edit_role(self._path, role)
         except BaseException:  # also Ctrl-C, while another command has the file's folder locked
             # No other command may use them; but if the role is there, the promotion needs them.
             if REAL.read_bytes(self._path) == before_edit and REAL.exists(once):

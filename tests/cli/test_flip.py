@@ -8,10 +8,13 @@ import pathlib
 import pytest
 
 from hastore.cli.own_node import FilePlace
+from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
 from hastore.config.model import Role
 from hastore.errors import ConfigError
 from hastore.fs import private_files
+from hastore.fs.filesystem import REAL
+from hastore.server.role_source import OneShotFlags
 from tests.cli.kit import hastore
 from tests.process.harness import ROOT, Group
 
@@ -97,6 +100,23 @@ def test_flags_do_not_stay_for_others_if_the_command_is_interrupted(tmp_path, mo
             place.change_once(Role.SYNC_MASTER, "promote", {"force_unclean": True}, {"epoch": 1})
         assert ("role: SYNC_MASTER" in path.read_text()) is written
         assert (folder / "once.json").exists() is written, "the promotion needs them"
+
+
+def test_flags_of_a_command_that_was_killed_are_not_those_of_the_next_one(tmp_path, monkeypatch):
+    """A plain `hastore promote` would have been --force-unclean then."""
+    assert hastore("init", str(tmp_path / "g")).returncode == 0
+    path = tmp_path / "g" / "node2.yaml"
+    config = load_config(str(path))
+    folder = pathlib.Path(config.store.root, "hastore")
+    folder.mkdir(parents=True)
+    place = FilePlace(str(path), config)
+    place.change(Role.SLAVE)  # there is nothing to remove
+    wall_ms = SYSTEM_CLOCK.wall_ms()
+    left = {"command": "promote", "force_unclean": True, "epoch": 1, "wall_ms": wall_ms}
+    (folder / "once.json").write_text(json.dumps(left))
+    place.change(Role.SYNC_MASTER)
+    assert OneShotFlags(REAL, config.store.root, SYSTEM_CLOCK).take_flags("promote", 1) is None
+    assert "role: SYNC_MASTER" in path.read_text()
 
 
 def test_the_present_master_begins_a_new_epoch(group):
