@@ -11,6 +11,7 @@ from hastore.cli.common import (
     DONE,
     FAILED,
     print_json,
+    print_note,
     print_text,
     with_config,
     with_json,
@@ -20,6 +21,7 @@ from hastore.cli.own_node import ANSWER_S, ask_own, node_name, of_each
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Role
+from hastore.errors import NotAuthenticatedError
 
 Status = dict[str, Any]
 _NO_LINK = "NO_LINK"  # the state of a follower of mode dledger whose link is broken
@@ -44,8 +46,11 @@ def can_stop_command(path: str, as_json: bool) -> int:
     moment: stop one node, wait until it is in sync again, and ask anew before the next.
     """
     config = load_config(path)
-    said = of_each(config.nodes, lambda number: ask_own(config, number, ANSWER_S))
+    said = of_each(config.nodes, lambda number: _ask(config, number))
     own = said.pop(config.node)
+    for number, one in said.items():
+        if isinstance(one, NoAnswer) and one.kind is Quiet.UNAUTHENTICATED:
+            print_note(f"node {number} does not tell its state: {one.text}")
     others = {number: one for number, one in said.items() if not isinstance(one, NoAnswer)}
     found = verdict(config, own, others)
     if as_json:
@@ -54,6 +59,14 @@ def can_stop_command(path: str, as_json: bool) -> int:
         answer = {True: "yes", False: "no", None: "not known"}[found.may]
         print_text(f"{answer}: {found.why}")
     return {True: DONE, False: DIFFER, None: FAILED}[found.may]
+
+
+def _ask(config: Config, number: int) -> Status | NoAnswer:
+    """Return a node's status, or why there is none: a refusal of one node is no failure."""
+    try:
+        return ask_own(config, number, ANSWER_S)
+    except NotAuthenticatedError as refused:
+        return NoAnswer(Quiet.UNAUTHENTICATED, str(refused))
 
 
 def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -> Verdict:

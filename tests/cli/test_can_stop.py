@@ -5,9 +5,11 @@ import socket
 
 import pytest
 
+from hastore.cli import can_stop
 from hastore.cli.can_stop import verdict
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
+from hastore.errors import NotAuthenticatedError
 from hastore.testing import group
 from tests.cli.fake_group import FakeGroup
 from tests.cli.kit import hastore
@@ -155,3 +157,28 @@ def test_what_the_command_sees_of_a_node_that_hangs(tmp_path):
     assert "it may run, and be the master" in done.stdout
     done = hastore("can-stop", "-c", str(file))
     assert done.returncode == 0 and "does not run (Connection refused" in done.stdout, done
+
+
+@pytest.mark.parametrize(
+    ("refuses", "may", "code"), [({3}, True, 0), ({1}, None, 1), ({2}, None, 1), ({1, 2}, None, 1)]
+)
+def test_a_node_that_refuses_the_identity_is_no_failure(
+    tmp_path, configs, monkeypatch, refuses, may, code
+):
+    """A program that asks with --json got no object, though the other nodes know the answer."""
+    waits_for_none = master(1, 3) | {"default_acks": 1}
+    says = {1: waits_for_none, 2: slave(2, 1), 3: slave(3, 1)}
+
+    def ask_own(config, number, timeout_s):
+        if number in refuses:
+            raise NotAuthenticatedError(f"node {number} does not know `ops`")
+        return says[number]
+
+    monkeypatch.setattr(can_stop, "ask_own", ask_own)
+    done = hastore("can-stop", "-c", str(tmp_path / "node2.yaml"), "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["may_stop"]) == (code, may), told
+    for number in refuses - {2}:
+        assert f"node {number} does not tell its state: node {number} does not know" in done.stderr
+    if 2 in refuses:
+        assert "node 2 does not know `ops`" in told["why"]
