@@ -22,7 +22,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from hastore.cli.flip import REFUSED_AFTER_S, TELL_AFTER_S, OneShotFlags
-from hastore.cli.flip_base import Flip, slave_of
+from hastore.cli.flip_base import STATELESS, Flip, slave_of
 from hastore.cli.group_files import NOTHING, Status
 from hastore.cli.own_node import RolePlace
 from hastore.cli.promote_wait import REPLAY_STOPPED, Notes
@@ -52,17 +52,31 @@ class ClassicFlip(Flip):
         for number in others:
             self._call_off(number)
         if self.master == to:
+            self._is_asked = True
             self._say("found", f"node {to} is the {target['role']} already")
-        else:
-            if self.master is not None:
-                self._wait_close(self.master)
-            self._promote(place, before)
-        for number in sorted(before):
-            if number != to:
-                self._demote(number)
-        status = self._wait_whole(self._expected(before))
-        self._check_cuts(before)
+        elif self.master is not None:
+            self._wait_close(self.master)
+        try:
+            if self.master != to:
+                self._promote(place, before)
+            for number in sorted(before):
+                if number != to:
+                    self._demote(number)
+            status = self._wait_whole(self._expected(before))
+            self._check_cuts(before)
+        except STATELESS as failure:
+            if not self._is_asked:
+                raise
+            raise HastoreError(f"{failure}; {self._state()}") from failure
         return status
+
+    def _state(self) -> str:
+        """Say how far the flip is once the wanted node was asked, and how to go on."""
+        back = "" if self.master in (None, self._to) else f", or with --to {self.master} to undo it"
+        return (
+            f"node {self._to} is the master, or becomes it once it can: run {self._again} again to "
+            f"complete the flip{back}; see `hastore status`"
+        )
 
     def _find_master(self, seen: Mapping[int, Status]) -> int | None:
         """Return the master; None after an interrupted flip. Raises HastoreError if none can be."""
@@ -188,6 +202,7 @@ class ClassicFlip(Flip):
         role = self._new_role(place, before)
         flags = {**asdict(OneShotFlags()), "needed_node": needed}
         place.change_once(role, "promote", flags, status)
+        self._is_asked = True
         back = "" if self.master is None else (
             f"; it becomes that once it can, also if this command is killed: to call it off, run "
             f"`hastore flip -c {self._group.given} --to {self.master}`"

@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable
 
 from hastore.cli.group_files import GroupFiles, Status
+from hastore.errors import ConfigError, NotAuthenticatedError, RegistryError, UsageError
 
 POLL_S = 0.1
+# Errors of one node, one file or ZooKeeper, which do not know how far a flip is.
+STATELESS = (ConfigError, NotAuthenticatedError, RegistryError, UsageError)
 
 Say = Callable[[str, str], None]  # takes a step's name, and what to tell of it
 
@@ -23,6 +26,7 @@ class Flip:
         self._end = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self.master: int | None = None  # the master, or the leader, that the flip has found
+        self._is_asked = False  # whether the wanted node was told to take over
 
     def run(self, *, only_check: bool) -> Status:
         """Do the steps; return the status of node `to`. `only_check`: say them only."""

@@ -21,7 +21,7 @@ from hastore.cli.common import (
 )
 from hastore.cli.completing import complete_nodes
 from hastore.cli.dledger import Ask, request
-from hastore.cli.flip_base import POLL_S, Flip, slave_of
+from hastore.cli.flip_base import POLL_S, STATELESS, Flip, slave_of
 from hastore.cli.group_files import NOTHING, GroupFiles, Status
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import NodeInfo
@@ -74,7 +74,10 @@ class LeaderFlip(Flip):
                 request(path, "transfer", to, left_s)
         except HastoreError as failure:
             raise HastoreError(f"{failure}; {self._state()}") from failure
-        return self._wait_leads()
+        try:
+            return self._wait_leads()
+        except STATELESS as failure:
+            raise HastoreError(f"{failure}; {self._state()}") from failure
 
     def _wait_close(self, leader: int) -> None:
         """Wait until the wanted node keeps up with the leader."""
@@ -109,8 +112,11 @@ class LeaderFlip(Flip):
 
     def _state(self) -> str:
         """Say who leads now, and how to go on."""
-        leader = _leader(self._group.look())
-        now = "no leader is known" if leader is None else f"node {leader} leads now"
+        try:
+            leader = _leader(self._group.look())
+            now = "no leader is known" if leader is None else f"node {leader} leads now"
+        except HastoreError as failure:
+            now = f"who leads now is not known ({failure})"
         return f"{now}; nothing is lost: run {self._again} again, or leave it so"
 
 

@@ -5,7 +5,7 @@ import yaml
 
 from hastore.cli import flip_base, group_files, planned_flip
 from hastore.client.messages import NodeInfo
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
 from tests.cli.kit import hastore
 
 
@@ -114,6 +114,21 @@ def test_a_refused_transfer_says_who_leads(trio):
     trio.failure = "REFUSED: node 3 lacks too much"
     code, _, problems = flip(trio, 3)
     assert code == 1 and "node 3 lacks too much; node 1 leads now; nothing is lost" in problems
+
+
+@pytest.mark.parametrize("kind", [NotAuthenticatedError, UsageError])
+def test_a_node_that_refuses_after_the_request_leaves_no_doubt_of_the_state(
+    trio, monkeypatch, kind
+):
+    def status(config, number, timeout_s):
+        if trio.leader == 3:
+            raise kind("node 3 does not know `ops`")
+        return trio.status(config, number, timeout_s)
+
+    monkeypatch.setattr(group_files, "ask_own_status", status)
+    code, _, problems = flip(trio, 3)
+    assert code == 1 and "node 3 does not know `ops`; who leads now is not known" in problems
+    assert "nothing is lost: run `hastore flip" in problems
 
 
 class Asked:

@@ -9,7 +9,7 @@ from hastore import Producer
 from hastore.cli import classic_flip, flip_base, group_files
 from hastore.client.consumer.admin import Admin
 from hastore.config.model import Role
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
 from hastore.testing import group as real_group
 from tests.cli.fake_group import FakeGroup
 from tests.cli.kit import hastore
@@ -303,6 +303,38 @@ def test_it_may_be_killed_anywhere_and_run_again(make, at):
     assert code == 0, problems
     assert fakes.master == to
     assert roles(fakes) == ["SYNC_MASTER" if n == to else "SLAVE" for n in fakes.nodes]
+
+
+@pytest.mark.parametrize("kind", [NotAuthenticatedError, UsageError])
+def test_a_node_that_refuses_in_the_middle_leaves_no_doubt_of_the_state(make, kind):
+    """Its own text alone would not say that another node is the master now."""
+    fakes = make(3)
+
+    def refuse(number):
+        if number == 3 and fakes.master == 2:
+            raise kind("node 3 does not know `ops`")
+
+    fakes.on_ask = refuse
+    fakes[3].path.write_text(fakes[3].path.read_text().replace("role: SLAVE", "role: SYNC_MASTER"))
+    fakes[3].read = "SYNC_MASTER"
+    code, _, problems = flip(fakes, 2)
+    assert code == 1 and "node 3 does not know `ops`; node 2 is the master, or becomes" in problems
+    assert "--to 2` again to complete the flip, or with --to 1 to undo it" in problems
+    fakes.on_ask = lambda number: None
+    assert flip(fakes, 2)[0] == 0
+
+
+@pytest.mark.parametrize("kind", [NotAuthenticatedError, UsageError])
+def test_a_node_that_refuses_before_anything_was_changed_says_that_alone(make, kind):
+    fakes = make(3)
+    fakes.on_ask = lambda number: refuse(number)
+
+    def refuse(number):
+        if number == 3:
+            raise kind("node 3 does not know `ops`")
+
+    code, _, problems = flip(fakes, 2)
+    assert code in (1, 2) and "becomes" not in problems and fakes.master == 1
 
 
 def test_messages_that_were_cut_off_all_the_same_are_an_error(make):
