@@ -230,7 +230,15 @@ def restore_command(
     if as_only and config.mode is Mode.DLEDGER:
         from hastore.server.recover_group import recover_group  # it loads the store
 
-        recover_group(config, unsafe=True)
+        try:
+            recover_group(config, unsafe=True)
+        except BaseException:  # also Ctrl-C: a repeat would find the store not empty
+            print_note(
+                f"{config.store.root} has the log of backup {manifest.number}, but the group is"
+                f" not recovered: run `hastore dledger recover -c {path} --unsafe`; or move that"
+                " folder away, and restore again"
+            )
+            raise
     if as_json:
         print_json({**_as_dict(manifest), "restored_as": config.node, "as_only": as_only})
         return

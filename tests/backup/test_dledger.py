@@ -109,6 +109,10 @@ def test_the_only_one_left_becomes_a_group_of_its_own(tmp_path, place):
         take_of(config, place)
 
 
+def interrupt(*_args, **_more):
+    raise KeyboardInterrupt
+
+
 def test_the_commands(tmp_path, place, monkeypatch):
     monkeypatch.setattr("hastore.cli.backup.ANSWER_S", 0.001)  # nobody listens there
     with running_group(tmp_path) as group:
@@ -129,6 +133,15 @@ def test_the_commands(tmp_path, place, monkeypatch):
     done = hastore("backup", "take", "-c", str(path), str(place))
     assert done.returncode == 0, done.stderr
     assert "in mode dledger" in hastore("restore", str(place)).stdout
+    shutil.rmtree(config.store.root)
+    with monkeypatch.context() as patched:
+        patched.setattr("hastore.server.recover_group.recover_group", interrupt)
+        done = hastore("restore", str(place), "-c", str(path), "--as-only", "--accept-loss")
+    assert done.returncode != 0
+    assert f"run `hastore dledger recover -c {path} --unsafe`" in done.stderr, done.stderr
+    assert "not empty" in hastore("restore", str(place), "-c", str(path)).stderr
+    done = hastore("dledger", "recover", "-c", str(path), "--unsafe")
+    assert done.returncode == 0 and "a group of its own" in done.stdout, done.stderr
     shutil.rmtree(config.store.root)
     done = hastore("restore", str(place), "-c", str(path), "--as-only", "--accept-loss")
     assert done.returncode == 0 and "a group of its own" in done.stdout, done.stderr
