@@ -119,7 +119,11 @@ class Cuts:
         return tuple(one for one in self._list.cuts if one.made)
 
     def load(self) -> None:
-        """Read the list. One that cannot be read is put aside, and said to be a problem."""
+        """Read the list. One that cannot be read is put aside, and said to be a problem.
+
+        Nobody knows which numbers it had. Those that follow are seconds since 1970, so that a
+        request to dismiss old ones means none of them.
+        """
         path = cuts_path(self._root)
         if not self._fs.exists(path):
             return
@@ -133,6 +137,7 @@ class Cuts:
             )
             log.error("%s", self._damaged)
             self._fs.rename(path, aside)
+            self._list = CutList(next_id=self._clock.wall_ms() // 1000)
 
     def note(self, folder: str, start: int, end: int, messages: int, *, all_counted: bool) -> None:
         """Note, durably, that messages in [start, end) are about to be cut, and are in `folder`.

@@ -265,6 +265,8 @@ def test_a_list_of_cuts_that_cannot_be_saved_or_read_is_a_problem(
         shutil.rmtree(tmp_path / "rescued" / "1-2")
         (damaged, cut) = store.cuts.problems()
         assert damaged == failure, "a new list says nothing of the old one"
+        (new,) = store.cuts.all
+        assert new.id > 1_000_000, "a request that is left may name 1, which nobody has seen"
         assert "that folder is gone" in cut and "log dump" not in cut
 
 
