@@ -234,6 +234,7 @@ class RetentionService(Service):
     def remove_expired(self) -> int:
         """Remove the files that may go now; return their number. Raises StoreError, OSError."""
         self.state_queue_ends()
+        cuts = self._store.times_cut
         end = self._expired_end()
         if end is not None and self._waiting is not None:
             end = min(end, self._waiting.first)
@@ -248,8 +249,11 @@ class RetentionService(Service):
         if end is not None and self._before_removal is not None:
             self._before_removal(end)
         # Only files below `first` are removed: their positions were gathered. This is called even
-        # if nothing expired, because an earlier attempt may have left files on the disk.
-        removed = self._store.retention.delete_expired(first)
+        # if nothing expired, because an earlier attempt may have left files on the disk. After a
+        # cut or a resync `first` is a place in another log, of which nothing was gathered.
+        removed = self._store.retention.delete_expired(
+            first, lambda: self._store.times_cut == cuts
+        )
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
             if self._confirms() and first > confirmed:

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hastore.clock import Clock
 from hastore.config.model import RetentionConfig
@@ -74,8 +74,12 @@ class LogRetention:
         files = self._log.queue.files
         return min(files[-1].start, self._log.max_offset) if files else None
 
-    def delete_expired(self, hold_offset: int | None) -> int:
+    def delete_expired(
+        self, hold_offset: int | None, still_wanted: Callable[[], bool] = lambda: True
+    ) -> int:
         """Remove expired files that end at or before `hold_offset`; returns how many.
+
+        If `still_wanted()`, which is asked while cuts of the log are excluded, says no, none goes.
 
         The log's lock is held only to take the files out of the log. It is free while they are
         removed from the disk, so puts go on. Raises StoreError.
@@ -87,7 +91,7 @@ class LogRetention:
                 # First remove the files that an earlier call did not get to: otherwise a crash
                 # may leave a gap.
                 queue.discard()
-                count = self._expired(hold_offset)
+                count = self._expired(hold_offset) if still_wanted() else 0
                 if not count:
                     return 0
                 min_offset = queue.files[count - 1].end

@@ -22,6 +22,7 @@ from hastore.server.kept_positions import KeptPositions
 from hastore.server.node import Node
 from hastore.server.retention_service import RetentionService
 from hastore.store.append.results import own_records
+from hastore.store.log_store import LogStore
 from tests.ha.nodes import FILE_SIZE, HOST, Group, HaNode, wait_for
 from tests.server.kit import config_of, running
 from tests.store.faulty import FullDisk
@@ -409,6 +410,25 @@ def test_no_file_is_removed_whose_positions_cannot_be_saved(make_group: Groups) 
         service.remove_expired()
     assert master.store.min_offset == 0
     in_the_way.rmdir()
+    assert service.remove_expired() == 4
+
+
+def test_a_log_that_was_cut_after_its_positions_were_gathered_keeps_its_files(
+    make_group: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a resync the offset is one of another log, whose positions nobody has saved."""
+    master = master_with_a_commit(make_group)
+    service, _ = service_of(master)
+    gather = service.kept.gather
+
+    def then_cut(store: LogStore, end: int, pause: Callable[[], bool]) -> bool:
+        found = gather(store, end, pause)
+        store.truncate(store.max_offset)
+        return found
+
+    monkeypatch.setattr(service.kept, "gather", then_cut)
+    assert service.remove_expired() == 0 and master.store.min_offset == 0
+    monkeypatch.undo()
     assert service.remove_expired() == 4
 
 
