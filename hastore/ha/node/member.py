@@ -14,9 +14,9 @@ from hastore.clock import Clock
 from hastore.config.model import AckPoint, Config, Flush, NodeAddress
 from hastore.counters import ReplicationCounts
 from hastore.ha.node.gate import WriteGate
-from hastore.ha.node.node_state import NodeState
+from hastore.ha.node.node_state import Durable, NodeState
 from hastore.ha.node.replica_log import ReplicaLog
-from hastore.ha.rules.epochs import CLASSIC_EPOCH
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
 from hastore.ha.rules.following import check_identity
 from hastore.ha.rules.promotion import may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
@@ -162,7 +162,7 @@ class Member:
             role=self.role,
             open_epoch=open_epoch,
             promised_epoch=data.promised_epoch,
-            history=data.history,
+            history=_history_of(data, max_offset),
             min_offset=min(store.min_offset, max_offset),
             max_offset=max_offset,
             confirmed_offset=min(store.confirmed_offset, max_offset),
@@ -206,10 +206,10 @@ class Member:
             self.state.promise(epoch, hello.acks, hello.nodes, superseded=bool(was))
             self.gate.close()
             self.open_epoch = 0
-            data = self.state.data
+            data, max_offset = self.state.data, self.store.max_offset
             answer = Promised(
-                data.history,
-                self.store.max_offset,
+                _history_of(data, max_offset),
+                max_offset,
                 data.unclean,
                 data.acks_min,
                 data.acks_max,
@@ -253,3 +253,12 @@ class Member:
         if was:
             self.on_superseded(epoch, who)
         self.on_promise()
+
+
+def _history_of(data: Durable, max_offset: int) -> History:
+    """Return the history of a log that ends at `max_offset`.
+
+    After a cut whose last write has failed, the entries of what was cut are still in the state.
+    """
+    cut = data.intent
+    return data.history if cut is None or max_offset > cut.offset else data.history[: cut.entries]

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from hastore.errors import NotStoredError
+from hastore.ha.replica.rewind import cut_back, finish_cut
 from hastore.protocol.hello import Promised, Purpose
 from tests.ha.hello.test_answering import hello
 
@@ -53,6 +54,36 @@ def test_a_lower_or_equal_epoch_changes_nothing(master):
     for lower in (0, epoch - 65536, epoch):
         master.member.observe_epoch(lower, "node 2")
     assert master.member.open_epoch == epoch and not master.superseded
+
+
+def test_a_cut_whose_last_write_fails_leaves_no_epoch_of_what_was_cut_in_the_answers(
+    master, monkeypatch
+):
+    """A candidate would wait for bytes of that epoch, which this node does not have."""
+    first = master.state.history
+    master.promote()
+    begin = master.store.max_offset
+    master.put(b"b")
+    master.member.step_down()
+    whole = master.state.history
+    assert len(whole) == len(first) + 1
+    save = master.state.save
+
+    def fails_at_the_end(**changes):
+        if "history" in changes:
+            raise OSError(errno.ENOSPC, "no room")
+        save(**changes)
+
+    monkeypatch.setattr(master.state, "save", fails_at_the_end)
+    with master.member.gate.lock, pytest.raises(OSError):
+        cut_back(master.store, master.state, begin - 1, len(first), accept_loss=True, why="a test")
+    monkeypatch.undo()
+    assert master.store.max_offset < begin and master.state.history == whole
+    assert master.member.hello(Purpose.SURVEY).history == first
+    wish = hello(master, purpose=Purpose.PROMISE, promised_epoch=EPOCH, acks=1, nodes=(1, 2))
+    assert master.member.promise(wish).history == first
+    finish_cut(master.store, master.state)
+    assert master.state.history == first == master.member.hello(Purpose.SURVEY).history
 
 
 def test_hello_never_shows_an_open_epoch_without_its_entry(master):
