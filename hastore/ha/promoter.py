@@ -16,7 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hastore.config.model import Config
-from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused, ProtocolError
+from hastore.errors import (
+    GroupDisagrees,
+    HastoreError,
+    PromotionRefused,
+    ProtocolError,
+    StoreFullError,
+)
 from hastore.ha.hello.peer import (
     Call,
     SurveyReply,
@@ -204,9 +210,19 @@ class Promoter:
     def _require_room(self, best: PeerAnswer, tail: int) -> None:
         """Refuse before the promises if the catch-up would fill the disk.
 
-        The last `tail` bytes of this log are archived first.
+        The last `tail` bytes of this log are archived first. Without a catch-up that is a part of a
+        record, if one is at the log's end.
         """
         store = self._member.store
+        if best.node == self._member.config.node:
+            part, free = store.max_offset - store.whole_offset, store.free_bytes()
+            if part > free:
+                raise PromotionRefused(
+                    f"a part of a record is at the log's end, and this node's disk has {free:,} "
+                    f"bytes free of the {part:,} that its copy in rescued/ needs: make room; the "
+                    "promotion then goes on"
+                )
+            return
         present_files_end = store.max_offset + -store.max_offset % store.file_size
         needed, free = max(0, best.log_end - present_files_end) + tail, store.free_bytes()
         if needed > free:
@@ -331,14 +347,13 @@ class Promoter:
         with member.gate.lock:
             self._check_promise(epoch)
             if store.whole_offset < store.max_offset:  # an epoch starts where a record may start
-                cut_back(
-                    store,
-                    state,
-                    store.whole_offset,
-                    len(state.history),
-                    accept_loss=False,
-                    why="a partial record at the log's end",
-                )
+                try:
+                    cut_back(
+                        store, state, store.whole_offset, len(state.history),
+                        accept_loss=False, why="a partial record at the log's end",
+                    )  # fmt: skip
+                except StoreFullError as full:  # not final: other nodes are fenced already
+                    raise PromotionRefused(f"{full}; the promotion then goes on") from full
         self._say("syncing the log")
         store.flush()
         self.wait_replayed(epoch)

@@ -8,7 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from hastore.errors import NotStoredError, PromotionRefused
+from hastore.errors import NotStoredError, PromotionRefused, StoreFullError
 from hastore.ha import promoter
 from hastore.ha.hello import peer
 from hastore.ha.hello.accepting import AcceptSocketService
@@ -381,6 +381,33 @@ def test_an_epoch_starts_at_a_record(running):
     assert two.store.max_offset == end + 700 and two.store.whole_offset == end
     assert two.promote().start == end == two.store.max_offset
     assert two.put(b"of two") > end
+
+
+def test_a_partial_record_on_a_full_disk_ends_no_promotion(running, monkeypatch):
+    """It gave up when the other nodes had promised: nobody took puts then."""
+    one, two, last = running
+    two.unfollow()
+    last.unfollow()
+    close(one)
+    end = two.store.max_offset
+    one.put(b"z" * 5000)
+    two.store.append_replica(end, one.bytes(end, end + 700))
+    promised = last.state.data.promised_epoch
+    with monkeypatch.context() as full:
+        full.setattr(two.store, "free_bytes", lambda: 699)
+        with pytest.raises(PromotionRefused, match="699 bytes free of the 700") as early:
+            two.promote()
+    assert not early.value.final and last.state.data.promised_epoch == promised
+
+    def no_room(offset, name):
+        raise StoreFullError("no room for 700 bytes", needed_bytes=700)
+
+    with monkeypatch.context() as full:  # others took the room meanwhile
+        full.setattr(two.store, "archive", no_room)
+        with pytest.raises(PromotionRefused, match="no room for 700") as late:
+            two.promote()
+    assert not late.value.final
+    assert two.promote(again=True).start == end
 
 
 def test_a_cut_whose_last_write_failed_is_finished_before_the_epoch_opens(running):
