@@ -1,6 +1,6 @@
 """Build Arrow RecordBatches, column by column, from raw records of the log or of a pull's reply."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -31,6 +31,7 @@ from hastore.spark.arrow.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projec
 # a node's reply, of about 2 MiB, is one batch.
 ROWS_PER_BATCH = 8_000
 BYTES_PER_BATCH = 2_400_000  # the most of a batch; a larger record is a batch of its own
+MADE_BYTES_PER_BATCH = compression.MAX_BODY_BYTES  # the same, of what a batch's records become
 _KEPT_BYTES = 3 * BYTES_PER_BATCH  # of freed memory: copies of bodies for the batch and the CRCs
 TIMESTAMP_MAX_MS = (2**63 - 1) // 1000  # the year 294247; the least is as far from 1970
 _SMALL_BODY_BYTES = 2048  # mean size up to which bodies are copied before the CRC check
@@ -48,6 +49,17 @@ class QueueRows:
     def only(self, rows: Bools) -> "QueueRows":
         """Return the chosen rows."""
         return QueueRows(self.topic, self.partition, self.offsets[rows])
+
+
+class BatchTooLargeError(Exception):
+    """Records become too many bytes for one batch: bodies of MBs may be stored as some KB.
+
+    Those before `position` fit, and are one at least: build them alone, then the others.
+    """
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"the record at byte {position} needs a batch of its own")
+        self.position = position
 
 
 class BatchBuilder:
@@ -86,7 +98,7 @@ class BatchBuilder:
 
         `base` is the physical offset of `data[0]`, or None if unknown. Topic, partition and offset
         come from `queue`, or from the record headers if `queue` is None. `fields` are those of the
-        records, if the caller has them. Raises CorruptRecordError.
+        records, if the caller has them. Raises CorruptRecordError, and BatchTooLargeError.
         """
         if fields is None:
             fields = RecordFields(data, positions, base)
@@ -120,6 +132,25 @@ def _matching(wanted: MessageFilter, data: memoryview, fields: RecordFields) -> 
     matches = (wanted.matches(bytes(data[start:end])) for start, end in bounds)
     found = np.fromiter(matches, np.bool_, len(fields.positions))
     return found
+
+
+def build_parts(
+    build: Callable[[slice], pa.RecordBatch | None], positions: Ints
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of the records at `positions`, as few as may be.
+
+    `build` makes the batch of some of them; it raises what `BatchBuilder.build` raises.
+    """
+    start, stop = 0, len(positions)
+    while start < len(positions):
+        try:
+            batch = build(slice(start, stop))
+        except BatchTooLargeError as large:
+            stop = int(np.searchsorted(positions, large.position))
+            continue
+        if batch is not None:  # a filter may match none of them
+            yield batch
+        start, stop = stop, len(positions)
 
 
 def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
@@ -253,10 +284,14 @@ class _Batch:
         if not self._decompress or not packed.any():
             return self._bodies
         values = self._bodies.to_pylist()
+        made_bytes = 0
         for row in np.flatnonzero(packed):
             values[row] = decompress(
                 values[row], int(fields.sys_flags[row]), int(fields.physical_offsets[row])
             )
+            made_bytes += len(values[row])
+            if made_bytes > MADE_BYTES_PER_BATCH and row:
+                raise BatchTooLargeError(int(fields.positions[row]))
         return pa.array(values, kind)
 
     def _hosts(self, *, born: bool) -> pa.Array:

@@ -28,7 +28,9 @@ from hastore.record.layout import (
 )
 from hastore.record.properties import inner_count
 from hastore.spark.arrow.batch import (
+    MADE_BYTES_PER_BATCH,
     BatchBuilder,
+    BatchTooLargeError,
     QueueRows,
     decompress,
 )
@@ -67,7 +69,7 @@ class InnerBatchBuilder:
     ) -> pa.RecordBatch | None:
         """Return a row for each message of the records; None if no message is in the range.
 
-        Raises CorruptRecordError.
+        Raises CorruptRecordError, and BatchTooLargeError.
         """
         if queue is None:
             raise ValueError("inner batches are taken apart by queue only")
@@ -76,7 +78,7 @@ class InnerBatchBuilder:
             fields.check_bodies(fields.body_views())
         records: list[bytes] = []
         queue_offsets: list[int] = []
-        covered = 0
+        covered = made_bytes = 0
         for place, size, first, is_wrapped in zip(
             positions.tolist(),
             fields.sizes.tolist(),
@@ -97,6 +99,9 @@ class InnerBatchBuilder:
                 if self._low <= queue_offset < self._high:
                     records.append(message)
                     queue_offsets.append(queue_offset)
+                    made_bytes += len(message)
+                    if made_bytes > MADE_BYTES_PER_BATCH and place > positions[0]:
+                        raise BatchTooLargeError(place)
         self.covered += covered
         if not records:
             return None

@@ -11,7 +11,8 @@ for a node, as long as the option `retryTimeout` says (options/durations.py).
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -221,7 +222,7 @@ class ServerBackend:
         try:
             for chunk in chunks:
                 try:
-                    batches = list(self._build(chunk, span, builder))
+                    batches = self._sound(chunk, span, builder)
                 except CorruptRecordError as damage:
                     reader.refuse(damage)
                     continue
@@ -240,10 +241,29 @@ class ServerBackend:
         finally:
             chunks.close()
 
+    def _sound(
+        self, chunk: Chunk, span: QueueRange, builder: "BatchBuilder"
+    ) -> "Iterable[pa.RecordBatch]":
+        """Return the batches of a chunk whose records are all sound.
+
+        Raises CorruptRecordError. Batches that are too many to be held are made twice.
+        """
+        from hastore.spark.arrow.batch import MADE_BYTES_PER_BATCH
+
+        held: list[pa.RecordBatch] = []
+        held_bytes = 0
+        for batch in self._build(chunk, span, builder):
+            held_bytes += batch.nbytes
+            if held_bytes > 2 * MADE_BYTES_PER_BATCH:
+                held.clear()
+            else:
+                held.append(batch)
+        return held if held or not held_bytes else self._build(chunk, span, builder)
+
     def _build(
         self, chunk: Chunk, span: QueueRange, builder: "BatchBuilder"
     ) -> Iterator["pa.RecordBatch"]:
-        from hastore.spark.arrow.batch import QueueRows, cut_batches
+        from hastore.spark.arrow.batch import QueueRows, build_parts, cut_batches
         from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
         from hastore.spark.arrow.record_fields import RecordFields
 
@@ -268,19 +288,23 @@ class ServerBackend:
             positions, sizes, offsets = positions[wanted], sizes[wanted], offsets[wanted]
         if wrapped.any():
             inner = InnerBatchBuilder(builder, span.start, span.end)
-            batch = inner.build(
-                data, positions, None, QueueRows(span.topic, span.partition, offsets)
-            )
-            if batch is not None:
-                yield batch
+
+            def build_inner(part: slice) -> "pa.RecordBatch | None":
+                rows = QueueRows(span.topic, span.partition, offsets[part])
+                return inner.build(data, positions[part], None, rows)
+
+            yield from build_parts(build_inner, positions)
             return
-        for part in cut_batches(positions, sizes):
+
+        def build(start: int, part: slice) -> "pa.RecordBatch | None":
+            part = slice(start + part.start, start + part.stop)
             rows = QueueRows(span.topic, span.partition, offsets[part])
             # Most replies are one batch, whose fields are known then.
             known = fields if len(rows.offsets) == len(fields.positions) else None
-            batch = builder.build(data, positions[part], None, rows, known)
-            if batch is not None:  # a filter may match none of them
-                yield batch
+            return builder.build(data, positions[part], None, rows, known)
+
+        for part in cut_batches(positions, sizes):
+            yield from build_parts(partial(build, part.start), positions[part])
 
 
 def _filter_of(wanted: MessageFilter | None) -> api.Filter | None:

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -209,7 +210,7 @@ class PathBackend(_Folder):
         queue: "tuple[QueueRange, Ints] | None",
     ) -> Iterator["pa.RecordBatch"]:
         """Yield the records at `offsets` (ascending) in batches; no batch spans two files."""
-        from hastore.spark.arrow.batch import QueueRows, cut_batches
+        from hastore.spark.arrow.batch import QueueRows, build_parts, cut_batches
 
         files = self._reader.files()
         placed = 0
@@ -218,13 +219,12 @@ class PathBackend(_Folder):
             placed += stop - first
             for part in cut_batches(offsets[first:stop], sizes[first:stop]):
                 rows = slice(first + part.start, first + part.stop)
-                own = None
+                placed_here, own = (offsets[rows], sizes[rows]), None
                 if queue is not None:
                     own = QueueRows(queue[0].topic, queue[0].partition, queue[1][rows])
                 last = None if queue is None else queue[0].last
-                batch = self._build_one(builder, file, (offsets[rows], sizes[rows]), own, last)
-                if batch is not None:
-                    yield batch
+                build = partial(self._build_one, builder, file, placed_here, own, last)
+                yield from build_parts(build, placed_here[0] - file.start)
         if placed < len(offsets):
             self._lose(f"{len(offsets) - placed} records in files that are gone")
 
@@ -235,9 +235,14 @@ class PathBackend(_Folder):
         placed: "tuple[Ints, Ints]",
         own: "QueueRows | None",
         last: Stored | None,
+        part: slice,
     ) -> "pa.RecordBatch | None":
-        """Return the records at offsets, with their sizes, as a batch; None if all were cut."""
-        offsets, sizes = placed
+        """Return a part of the records at offsets as a batch; None if all of it were cut.
+
+        `placed` are the offsets of all with their sizes, `own` their rows.
+        """
+        offsets, sizes = placed[0][part], placed[1][part]
+        own = None if own is None else replace(own, offsets=own.offsets[part])
         ends = offsets + sizes
         batch: pa.RecordBatch | None = None
         damage: CorruptRecordError | None = None
@@ -264,8 +269,7 @@ class PathBackend(_Folder):
 
         whole = builder.wanted is None and not isinstance(builder, InnerBatchBuilder)
         if batch is None or not whole:  # records are not rows
-            rows = None if own is None else replace(own, offsets=own.offsets[:kept])
-            return self._build_one(builder, file, (offsets[:kept], sizes[:kept]), rows, last)
+            return self._build_one(builder, file, (offsets, sizes), own, last, slice(kept))
         return batch.slice(0, kept)
 
     def _whole_until(self, ends: "Ints", last: Stored | None) -> int:

@@ -10,6 +10,7 @@ import pytest
 from hastore.client.consumer.range_reader import Chunk
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.record.codec import Host, Record, encode_record
+from hastore.spark.arrow import inner_batches
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.partitions import QueueRange
@@ -130,6 +131,16 @@ def test_batches_that_consumers_leave_whole_are_one_row(tmp_path):
     write(tmp_path, raws)
     rows = read(tmp_path, 0, END)
     assert [row["offset"] for row in rows] == [0, 1, 8, 308, 310]
+
+
+def test_messages_of_many_bytes_are_read_in_batches_of_a_few(tmp_path, monkeypatch):
+    monkeypatch.setattr(inner_batches, "MADE_BYTES_PER_BATCH", 2_000)
+    raws = records()
+    write(tmp_path, raws)
+    rows = read(tmp_path, 0, END)
+    assert [int(row["value"]) for row in rows] == [row["offset"] for row in rows]
+    assert [row["offset"] for row in rows] == list(range(END))
+    assert build(raws, 0, END) == rows
 
 
 def test_missing_batches_are_lost_messages(tmp_path):

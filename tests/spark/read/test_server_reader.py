@@ -1,12 +1,20 @@
 """Read ranges of queues from nodes on loopback: the real API server over a store in memory."""
 
 import contextlib
+import weakref
+import zlib
 
 import pytest
 
 from hastore.client.consumer import range_reader
 from hastore.config.model import ApiConfig
-from hastore.errors import ClientError, PositionLostError, UnreachableError, UsageError
+from hastore.errors import (
+    ClientError,
+    CorruptRecordError,
+    PositionLostError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.record.codec import Host, build_record
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
@@ -220,3 +228,54 @@ def test_spark_reads_from_a_node(spark):
         )
         rows = frame.selectExpr("CAST(value AS STRING) v", "offset").collect()
     assert sorted(int(row.v.strip(".")) for row in rows) == list(range(300))
+
+
+COMPRESSED = {"queue_id": 0, "sys_flag": 1, "born_timestamp_ms": 1, "born_host": HOST}
+
+
+def test_a_reply_that_decompresses_to_much_is_not_held_as_a_whole(monkeypatch):
+    monkeypatch.setattr(arrow_batch, "MADE_BYTES_PER_BATCH", 1_000)
+    bodies = [bytes([65 + n]) * 900 for n in range(9)]
+    node = FakeBackend()
+    for body in bodies:
+        packed = zlib.compress(body)
+        node.store.put_encoded([build_record("t", packed, **COMPRESSED)])
+    made = []
+    build = BatchBuilder.build
+
+    def counted(*given):
+        batch = build(*given)
+        made.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(BatchBuilder, "build", counted)
+    rows, held = [], 0
+    with serving(node) as bootstrap, ServerBackend(bootstrap, True) as backend:
+        for batch in backend.read_queue(QueueRange("t", 0, 0, 9), BatchBuilder(ALL)):
+            rows += batch.to_pylist()
+            held = max(held, sum(one() is not None for one in made))
+    assert [row["value"] for row in rows] == bodies
+    assert held <= 3
+
+
+def test_damage_late_in_a_reply_that_decompresses_to_much_gives_no_row_twice(monkeypatch):
+    monkeypatch.setattr(arrow_batch, "MADE_BYTES_PER_BATCH", 1_000)
+    nodes = [FakeBackend(), FakeBackend()]
+    for n in range(9):
+        packed = zlib.compress(bytes([65 + n]) * 900)
+        for node in nodes:
+            node.store.put_encoded([build_record("t", packed, **COMPRESSED)])
+    seen = []
+    check = RecordFields.check_bodies
+
+    def damaged_once(self, bodies):
+        seen.append(1)
+        if len(seen) == 6:
+            raise CorruptRecordError("damage")
+        check(self, bodies)
+
+    monkeypatch.setattr(RecordFields, "check_bodies", damaged_once)
+    with serving(nodes[0]) as first, serving(nodes[1]) as second:
+        nodes[0].nodes = nodes[1].nodes = {1: first[0], 2: second[0]}
+        rows = read((*first, *second), QueueRange("t", 0, 0, 9))
+    assert [row["offset"] for row in rows] == list(range(9))

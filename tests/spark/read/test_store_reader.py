@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import zlib
 
 import pytest
 
 from hastore.errors import CorruptRecordError, PositionLostError, StoreError
 from hastore.record.properties import ROCKETMQ_PROPERTIES
+from hastore.spark.arrow import batch
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import log_schema, project, source_schema
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -25,13 +27,13 @@ def read(path, span, *, fail=True):
     with PathBackend(str(path), fail) as backend:
         span = QueueRange(span.topic, span.partition, span.start, span.end, backend.limit_offset())
         batches = list(backend.read_queue(span, BatchBuilder(ALL)))
-    return [row for batch in batches for row in batch.to_pylist()]
+    return [row for part in batches for row in part.to_pylist()]
 
 
 def read_log(path, start, end, limit):
     with PathBackend(str(path), True) as backend:
         batches = list(backend.read_log(LogRange(start, end, limit), BatchBuilder(LOG)))
-    return [row for batch in batches for row in batch.to_pylist()]
+    return [row for part in batches for row in part.to_pylist()]
 
 
 def test_the_golden_store_is_read_completely():
@@ -215,3 +217,19 @@ def test_a_path_that_is_not_there_is_named_with_its_machine(opened, tmp_path, mo
         opened("data/node2")
     with pytest.raises(StoreError, match=f"there is no directory {place} on driver-7; a path must"):
         opened(str(place))
+
+
+def test_bodies_that_decompress_to_much_are_read_in_batches_of_a_few(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "MADE_BYTES_PER_BATCH", 1_000)
+    sizes = [400, 500, 200, 5_000, 10, 990, 1, 1_000, 1_000]
+    bodies = [bytes([65 + n]) * size for n, size in enumerate(sizes)]
+    packed = [("t", 0, {"body": zlib.compress(body), "sys_flag": 1}) for body in bodies]
+    write_store(tmp_path, [*packed, ("t", 0, {"body": b"plain"})])
+    with PathBackend(str(tmp_path), True) as backend:
+        span = QueueRange("t", 0, 0, 10, backend.limit_offset())
+        found = list(backend.read_queue(span, BatchBuilder(ALL)))
+        [whole] = backend.read_queue(span, BatchBuilder(ALL, decompress=False))
+    assert [part.num_rows for part in found] == [2, 1, 1, 2, 1, 1, 2]
+    rows = [row for part in found for row in part.to_pylist()]
+    assert [row["value"] for row in rows] == [*bodies, b"plain"]
+    assert [row["offset"] for row in rows] == list(range(10)) and whole.num_rows == 10
