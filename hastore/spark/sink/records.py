@@ -23,6 +23,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.record.codec import Host
+from hastore.record.delays import TIMERS
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_BORN_IPV6,
@@ -32,9 +33,9 @@ from hastore.record.layout import (
     offset_of,
 )
 from hastore.record.properties import (
+    NODE_MARKS,
     NULL,
     PRODUCER_PROPERTIES,
-    ROCKETMQ_PROPERTIES,
     check_topic,
 )
 from hastore.spark.sink.options import SinkColumns
@@ -93,6 +94,11 @@ _BYTES_PER_BUILD = 16 * 1024 * 1024
 _MAX_BODY_BYTES = 4 * 1024 * 1024
 _SEPARATORS = (1, 2)
 _FIELDS = ("size", "magic", "body_crc", "queue_id", "sys_flag", "born_timestamp_ms", "body_length")
+# No headers: what is written otherwise, what a node would carry out, and the marks of messages in
+# which other names are not the user's. The source shows none of them, but all others.
+_REFUSED_HEADERS = (
+    PRODUCER_PROPERTIES | NODE_MARKS | TIMERS | frozenset(("DELAY", "TRAN_MSG", "UNIQ_KEY"))
+)
 _NULL_VALUE = f"{NULL}\x011\x02".encode()
 
 
@@ -102,7 +108,7 @@ _NULL_VALUE = f"{NULL}\x011\x02".encode()
 
 @cache
 def _reserved() -> pa.Array:
-    return pa.array(sorted(PRODUCER_PROPERTIES | ROCKETMQ_PROPERTIES), pa.string())
+    return pa.array(sorted(_REFUSED_HEADERS), pa.string())
 
 
 @cache
@@ -264,7 +270,6 @@ class RecordBuilder:
 
         refuse(pc.or_(pairs.is_null(), names.is_null()), "a header is null, or its key is")
         refuse(values.is_null(), "header {name!r} has no value; a property has one, perhaps empty")
-        refuse(pc.equal(names, ""), "a header has an empty key; a property needs a name")
         refuse(
             pc.is_in(names, _reserved()),
             "header {name!r} is a name that hastore or RocketMQ reserves: write the key and the "
