@@ -22,11 +22,13 @@ import pyarrow.compute as pc
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import MessageIllegalError, UsageError
+from hastore.record import compression
 from hastore.record.codec import Host
 from hastore.record.delays import TIMERS
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_BORN_IPV6,
+    FLAG_COMPRESSED,
     MAX_PROPERTIES_BYTES,
     V1_MAGIC,
     numpy_format,
@@ -93,6 +95,8 @@ _ROWS_PER_BUILD = 2_048
 _BYTES_PER_BUILD = 16 * 1024 * 1024
 _MAX_BODY_BYTES = 4 * 1024 * 1024
 _SEPARATORS = (1, 2)
+_ZSTD_FLAGS = FLAG_COMPRESSED | 2 << 8
+_ZSTD_LEVEL = 5  # of the producers
 _FIELDS = ("size", "magic", "body_crc", "queue_id", "sys_flag", "born_timestamp_ms", "body_length")
 # No headers: what is written otherwise, what a node would carry out, and the marks of messages in
 # which other names are not the user's. The source shows none of them, but all others.
@@ -200,12 +204,14 @@ class RecordBuilder:
             _constant(b"\x02"),
         )
         topics, names = self._topic_parts(rows, first_row)
+        bodies, packed = _fitting(bodies)
         body_sizes, property_sizes = _lengths(bodies), _lengths(properties)
         _refuse(
             body_sizes > _MAX_BODY_BYTES,
             first_row,
             lambda at: (
-                f"its body has {body_sizes[at]} bytes; at most {_MAX_BODY_BYTES} fit in a message"
+                f"its body has {body_sizes[at]} bytes; at most {_MAX_BODY_BYTES} fit in a message, "
+                "perhaps compressed"
             ),
         )
         _refuse(
@@ -222,7 +228,7 @@ class RecordBuilder:
         headers["magic"] = V1_MAGIC
         headers["body_crc"] = _crcs(bodies)
         headers["queue_id"] = self._queue_ids(rows, key, names, first_row)
-        headers["sys_flag"] = self._flags
+        headers["sys_flag"] = packed | self._flags
         headers["born_timestamp_ms"] = born_ms
         headers["body_length"] = body_sizes
         raw = headers.view(np.uint8).reshape(count, self._header.itemsize)
@@ -419,6 +425,31 @@ def _crcs(bodies: pa.Array) -> list[int]:
         crc32(data[start:end]) & CRC_MASK
         for start, end in zip(bounds, bounds[1:], strict=False)
     ]  # fmt: skip
+
+
+def _zstd(body: bytes) -> bytes:
+    text: bytes = pa.Codec("zstd", _ZSTD_LEVEL).compress(body, asbytes=True)
+    return text
+
+
+def _fitting(bodies: pa.Array) -> tuple[pa.Array, Ints]:
+    """Compress the bodies that are too large for a message; return all with their bits of sysFlag.
+
+    The source has decompressed such bodies, up to what it reads. What is too large even so stays.
+    """
+    sizes = _lengths(bodies)
+    flags = np.zeros(len(sizes), np.int64)
+    large = np.flatnonzero((sizes > _MAX_BODY_BYTES) & (sizes <= compression.MAX_BODY_BYTES))
+    if not len(large):
+        return bodies, flags
+    values = bodies.to_pylist()
+    for row in large:
+        text, flag = compression.compress(values[row], compression.ZLIB)
+        if len(text) > _MAX_BODY_BYTES:  # what repeats itself from afar fits by ZSTD only
+            text, flag = _zstd(values[row]), _ZSTD_FLAGS
+        if len(text) <= _MAX_BODY_BYTES:
+            values[row], flags[row] = text, flag
+    return pa.array(values, pa.binary()), flags
 
 
 # -- refusals

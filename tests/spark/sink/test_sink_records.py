@@ -186,7 +186,10 @@ def test_bytes_that_are_not_utf8_are_stored_as_they_are():
         ({"partition": -1}, "'partition' is -1"),
         ({"key": b"a\x01b"}, "'key' has a byte 1 or 2"),
         ({"tags": "\x02"}, "'tags' has a byte 1 or 2"),
-        ({"value": bytes(4 * 1024 * 1024 + 1)}, "its body has 4194305 bytes; at most 4194304"),
+        (
+            {"value": random.randbytes(4 * 1024 * 1024 + 1)},
+            "its body has 4194305 bytes; at most 4194304",
+        ),
         ({"key": bytes(MAX_PROPERTIES_BYTES)}, "at most 32767 fit"),
         ({"headers": [{"key": "a", "value": b"1"}, {"key": "b", "value": b"\x01"}]}, "header's v"),
         ({"headers": [{"key": "a\x02", "value": b"1"}]}, "a header's key has a byte 1 or 2"),
@@ -303,3 +306,24 @@ def headers_of(properties):
     scan = PropertyScan(pa.py_buffer(properties), np.array([0]), np.array([len(properties)]))
     [headers] = scan.headers(HEADERS).to_pylist()
     return headers
+
+
+@pytest.mark.parametrize("afar", [False, True])
+def test_a_body_that_the_source_has_decompressed_is_compressed_again(afar):
+    part = random.randbytes(100_000) if afar else bytes(100_000)
+    body = part * 60
+    rows = [row(), row(value=body, key=b"k"), row(value=bytes(4 << 20)), row(value=None)]
+    chunks = list(builder(born_host=Host.parse("[fe80::1]:0")).build(batch(rows), 0, 5))
+    found = []
+    for chunk in chunks:
+        at = 0
+        for _ in range(chunk.rows):
+            size = int.from_bytes(chunk.payload[at : at + 4])
+            raw, at = chunk.payload[at : at + size], at + size
+            assert len(decode_record(raw).body) <= 4 << 20
+            [read] = BatchBuilder(projection_of((Column.VALUE,))).build(
+                memoryview(raw), np.array([0]), 0, None
+            ).to_pylist()  # fmt: skip
+            found.append((read["value"], decode_record(raw).sys_flag & 0x701))
+    assert [value for value, _ in found] == [b"v", body, bytes(4 << 20), None]
+    assert [flag for _, flag in found] == [0, 0x201 if afar else 0x301, 0, 0]
