@@ -404,6 +404,8 @@ def publish(
             .option("topic", destination.topic)
             .option("writeId", waiting["write"])
         )
+        if isinstance(target, ObjectTarget):
+            target.check_counts()  # seconds after the commit, all of the same moment are there
         run_action(spark, "publish", writer.save, progress)
     finally:
         for name, old in before.items():

@@ -11,7 +11,9 @@ takes the files from it sees each message once, whatever else lies in `_data`. R
 folder skip both names, and find nothing instead of files that are not committed (committed.py).
 
 Two runs at once exclude each other by looking whether there is another commit before they write
-theirs. If both write at the same moment, one of the two commits counts, and it is whole.
+theirs. If both write at the same moment, one of the two commits counts, and it is whole. Each looks
+again after it: the other run ends with an error, unless its commit was the earlier one by so much
+that it saw itself alone.
 
 Files without a commit are removed when they are a day old: a run that died has left them. Files
 and lists that a merge has replaced stay for a day, for readers that began before it.
@@ -105,8 +107,8 @@ class ObjectTarget:
         """Make files visible and remove others, by one new object.
 
         When this returns, the commit is durable. `state` is what the next run finds as `state`.
-        Raises StoreInUseError if another run has committed meanwhile, and StoreError; then the
-        commit may have taken place.
+        Raises StoreInUseError if another run has committed meanwhile, or at the same moment and its
+        commit counts, and StoreError; then the commit may have taken place.
         """
         number, now_ms = self.number + 1, time.time_ns() // 1_000_000
         name = f"{number:08}-{self.run}.json"
@@ -140,12 +142,23 @@ class ObjectTarget:
                     one: at for one, at in entry["replaced"].items() if now_ms - at < _DAY_MS
                 }
             self._place.write_json(f"{_COMMITS}/{name}", entry)  # the commit
+        self.check_counts(name)
         self.number, self.state, self._name, self._entry = number, dict(state), name, entry
         with contextlib.suppress(OSError):  # it is in the way of nobody; a later run tries again
             for old in sorted(there, key=_order)[: -_KEPT_COMMITS + 1]:
                 self._fs.delete_file(self._place.path(f"{_COMMITS}/{old}"))
             if cleans:
                 self._clean()
+
+    def check_counts(self, name: str | None = None) -> None:
+        """Raise StoreInUseError if another run made its commit at the same moment, and it counts.
+
+        `name` is the commit's; by default that of the last one of this run.
+        """
+        own = _order(name or self._name)
+        with self._place.named():
+            if any(own < other and own[0] == other[0] for other in map(_order, self._commits())):
+                raise another_run(self.path)
 
     def files(self) -> dict[str, int]:
         """Return the files of the last commit and their sizes in bytes; the names are relative."""

@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import StoreBrokenError, StoreError, StoreInUseError, UsageError
+from hastore.pipeline import compact as compact_job
 from hastore.pipeline import export as export_job
 from hastore.pipeline import object_target as module
 from hastore.pipeline import parquet_files
@@ -19,6 +21,7 @@ from hastore.pipeline.compact_files import FRESH, RowReader, RowWriter
 from hastore.pipeline.export import ExportOptions, check_export, export
 from hastore.pipeline.object_target import ObjectTarget
 from hastore.pipeline.places import Bucket
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.target import StagedFile
 from hastore.pipeline.where import Where
 from tests.documents.blocks import blocks_of
@@ -161,21 +164,48 @@ def test_of_two_runs_at_once_the_one_that_commits_later_is_refused(
     assert values(url) == bodies(messages)
 
 
-def test_of_two_commits_at_the_same_moment_one_counts_whole(tmp_path, url, here, monkeypatch):
+@pytest.mark.parametrize("later_counts", [False, True])
+def test_of_two_commits_at_the_same_moment_one_counts_whole(
+    tmp_path, url, here, monkeypatch, later_counts
+):
     store, messages = tmp_path / "store", numbered(40)
     write_store(store, messages)
     listed = ObjectTarget._listed
 
     def between_look_and_commit(self, *args):
         monkeypatch.setattr(ObjectTarget, "_listed", listed)
-        assert export(SPARK, where(store), url).messages == 40
+        with monkeypatch.context() as patch:
+            run = ("0" if later_counts else "f") * 32
+            patch.setattr(module.uuid, "uuid4", lambda: SimpleNamespace(hex=run))
+            assert export(SPARK, where(store), url).messages == 40
         return listed(self, *args)
 
     monkeypatch.setattr(ObjectTarget, "_listed", between_look_and_commit)
-    assert export(SPARK, where(store), url).messages == 40
+    if later_counts:
+        assert export(SPARK, where(store), url).messages == 40
+    else:
+        with pytest.raises(StoreInUseError, match="another run has exported to"):
+            export(SPARK, where(store), url)
     assert len(ObjectTarget(url)._commits()) == 2
     assert values(url) == bodies(messages)
     assert export(SPARK, where(store), url).messages == 0
+
+
+def test_changes_of_a_commit_that_does_not_count_are_not_published(url, monkeypatch):
+    wrote = []
+    monkeypatch.setattr(compact_job, "run_action", lambda *_: wrote.append(1))
+    monkeypatch.setattr(compact_job, "read_rows", lambda *_: MagicMock())
+    monkeypatch.setattr(compact_job.functools, "reduce", lambda *_: MagicMock())
+    with ObjectTarget(url, "compact") as target, ObjectTarget(url, "compact") as other:
+        target.run, other.run = "0" * 32, "f" * 32
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectTarget, "_commits", lambda _: [])  # neither sees the other
+            for one in (target, other):
+                one.commit({"changes": {"write": one.run, "files": ["x"], "rows": 1}}, [])
+        destination = compact_job.Destination("latest", "127.0.0.1:1")
+        with pytest.raises(StoreInUseError, match="another run"):
+            compact_job.publish(MagicMock(), target, destination, "", JobProgress())
+    assert not wrote
 
 
 def test_a_merge_is_one_commit_and_its_files_stay_for_readers_that_began_before(
