@@ -45,6 +45,7 @@ class ClusterWatch(SessionService):
         self.unread: Mapping[str, str] = {}
         self.problem: str | None = f"{SCHEME}{cluster.servers} has not answered yet"
         self.heard = threading.Event()  # ZooKeeper has been read, or is out of reach
+        self.was_read = threading.Event()
         # Also those without addresses: a new group is there before its first node is.
         self._found: dict[str, GroupSeen] = {}
         self._cluster = cluster
@@ -107,6 +108,7 @@ class ClusterWatch(SessionService):
                 "of the cluster, and that the nodes have the key `registry`"
             )
         self.heard.set()
+        self.was_read.set()
 
     def _read_group(self, session: Session, name: str, path: str) -> GroupSeen | None:
         """Return a group; None without nodes. Raises RegistryError if none of them can be read."""

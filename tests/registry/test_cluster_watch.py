@@ -84,7 +84,10 @@ def test_a_group_is_seen_whose_first_node_comes_after_it() -> None:
     tree.put(f"{PATH}/g0")
     tree.put(f"{PATH}/g0/1", entry(1))
     watch = ClusterWatch(parse_cluster_address("zk://127.0.0.1:1/shop"), None, SYSTEM_CLOCK)
+    watch.note_lost("out of reach")
+    assert watch.heard.is_set() and not watch.was_read.is_set()
     watch.read(tree)
+    assert watch.was_read.is_set()
     assert list(watch.groups) == ["g0"]
     tree.put(f"{PATH}/g1")
     watch.read(tree)

@@ -55,6 +55,10 @@ class ClusterGroups:
         """Wait until ZooKeeper has answered once, or is out of reach."""
         self._watch.heard.wait(timeout_s)
 
+    def wait_read(self, timeout_s: float) -> None:
+        """Wait until ZooKeeper has answered once, also while it is out of reach."""
+        self._watch.was_read.wait(timeout_s)
+
     @property
     def problem(self) -> str | None:
         """Why no group is known, or why those known may not be up to date."""

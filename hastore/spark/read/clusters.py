@@ -75,13 +75,14 @@ class _Groups:
         """Follow ZooKeeper no more."""
         self._found.stop(1.0)
 
-    def parts(self, *, whole: bool = False) -> dict[int, Any]:
+    def parts(self, *, whole: bool = False, wait_s: float | None = None) -> dict[int, Any]:
         """Return the part of each group that is known by now.
 
-        Raises UnreachableError if no group is known, or, with `whole`, if one of them cannot be
+        Waits for ZooKeeper for `wait_s`, by default as long as a query that begins does. Raises
+        UnreachableError if no group is known, or, with `whole`, if one of them cannot be
         read in ZooKeeper; UsageError for two groups with one number.
         """
-        self._found.wait_heard(self._patience.first_s)
+        self._found.wait_read(self._patience.first_s if wait_s is None else wait_s)
         unread = self._found.unread
         if whole and unread:
             name = min(unread)
@@ -97,20 +98,25 @@ class _Groups:
                     "read together: read each by zk://.../CLUSTER/GROUP"
                 )
         if not self._parts:
-            raise UnreachableError(f"{self._found.problem}; check 'hastore.bootstrap.servers'")
+            raise UnreachableError(
+                f"{self._found.problem}; check 'hastore.bootstrap.servers', or raise the option "
+                f"{self._patience.option}"
+            )
         return {number: part for number, (_, part) in self._parts.items()}
 
-    def of(self, key: TopicPartition) -> tuple[Any, TopicPartition]:
-        """Return a partition's group, and its queue there."""
-        [(_, part, own)] = self.split({key: None})
+    def of(
+        self, key: TopicPartition, wait_s: float | None = None
+    ) -> tuple[Any, TopicPartition]:
+        """Return a partition's group, and its queue there; waits as `parts` does."""
+        [(_, part, own)] = self.split({key: None}, wait_s)
         [queue] = own
         return part, queue
 
     def split(
-        self, table: Mapping[TopicPartition, _T]
+        self, table: Mapping[TopicPartition, _T], wait_s: float | None = None
     ) -> list[tuple[int, Any, dict[TopicPartition, _T]]]:
         """Return each group's number, its part, and its entries of a table by the queues there."""
-        parts = self.parts()
+        parts = self.parts(wait_s=wait_s)
         found: dict[int, dict[TopicPartition, _T]] = {}
         for key, value in table.items():
             number, queue = divmod(key.partition, MAX_QUEUES)
@@ -246,8 +252,9 @@ class ClusterBackend(_OfGroups):
         raise UsageError("mode=log reads a store's directory; set the option 'path'")
 
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a range, from its group."""
-        part, own = self._known.of(TopicPartition(span.topic, span.partition))
+        """Yield the messages of a range, from its group; waits for ZooKeeper as for nodes."""
+        key = TopicPartition(span.topic, span.partition)
+        part, own = self._known.of(key, self._patience.later_s)
         renumbered: Any = _Renumbered(builder, span.partition - own.partition)
         yield from part.read_queue(replace(span, partition=own.partition), renumbered)
 

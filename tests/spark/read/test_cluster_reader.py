@@ -8,8 +8,9 @@ import pytest
 from hastore.addresses import parse_cluster_address
 from hastore.errors import PositionLostError, UnreachableError
 from hastore.ha.rules.epochs import Standing
+from hastore.spark.options.durations import Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
-from hastore.spark.options.partitions import Stored
+from hastore.spark.options.partitions import QueueRange, Stored
 from hastore.spark.options.source_options import parse_stream_options
 from hastore.spark.read import clusters
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
@@ -70,6 +71,26 @@ def test_a_stream_begins_with_all_groups_and_goes_on_beside_one_that_comes_later
         assert head.available() == queues("g0", "g1")
         found.unread = {"g2": "ZooKeeper refuses access to /hastore/shop/g2"}
         assert head.available() == queues("g0", "g1"), "it is read from its start, once it can be"
+
+
+def test_a_task_waits_for_zookeeper_as_for_nodes(found, monkeypatch):
+    """Its query runs: `retryTimeout` bounds the wait, not that of a query that begins."""
+    there, waits = found.groups, []
+    found.groups, found.unread, found.problem = {}, {}, "zk://127.0.0.1:1 is out of reach"
+
+    def comes_back(seconds):
+        waits.append(seconds)
+        if seconds > 60:
+            found.groups, found.problem = there, None
+
+    found.wait_read = comes_back
+    monkeypatch.setattr(clusters.ServerBackend, "read_queue", lambda *_: iter(("batch",)))
+    span = QueueRange("t", partition_of("g0", 0), 0, 5)
+    with ClusterBackend(CLUSTER, True, None, Patience(7.0, 300.0)) as backend:
+        with pytest.raises(UnreachableError, match="out of reach.*raise the option retryTimeout"):
+            backend.available()
+        assert list(backend.read_queue(span, None)) == ["batch"]
+    assert waits == [7.0, 300.0]
 
 
 @pytest.mark.parametrize("fails", [True, False])
