@@ -39,5 +39,6 @@ get the same rows in the same order. The sources of files, Kafka and hastore giv
 does not promise an order: sort within the partitions by columns that no two rows share, or
 checkpoint before the write. A task that goes on after another attempt compares some rows with the
 stored ones, and fails if they differ or if it has fewer rows than are stored. A change between rows
-that it does not compare is not noticed.
+that it does not compare is not noticed, nor is an attempt without any row: a stream has many such
+tasks, and they ask no node.
 """
