@@ -144,11 +144,14 @@ def compact_with(
             )
             progress.keep(f"{opened.path} is as it was before")
             if ranges or not opened.number:
-                spark = watch.start()
+                spark, number = watch.start(), opened.number
                 try:
                     _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
                 except StoreFullError as full:
-                    raise StoreFullError(f"{full}. The target has what it had before") from full
+                    has = "The target has what it had before"
+                    if opened.number != number:
+                        has = "The commit is made, and the next run moves its files to their places"
+                    raise StoreFullError(f"{full}. {has}") from full
                 published += _publish(watch.start, opened, options, progress)
             files = opened.files()
             state = opened.state

@@ -155,8 +155,11 @@ class _Run:
             "positions": positions_as_json(positions),
         }
         with interrupted_later():  # a stop reports all that is committed
-            self.target.commit(state, files)
-            self._count(positions, done, files)
+            try:
+                self.target.commit(state, files)
+            finally:
+                if self.target.state == state:  # also if the disk became full behind the commit
+                    self._count(positions, done, files)
 
     def _count(
         self,

@@ -9,11 +9,13 @@ import pytest
 from pyspark.errors import PySparkException
 
 from hastore.errors import StoreFullError
+from hastore.pipeline import compact as compact_job
 from hastore.pipeline import export as export_job
 from hastore.pipeline import target as target_module
 from hastore.pipeline.compact_files import FRESH, RowWriter
 from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.running import explain
+from hastore.pipeline.target import Target
 from hastore.pipeline.where import Where
 from tests.pipeline.test_export_commits import SMALL, SPARK, bodies, run_here, values
 from tests.spark.stores import numbered, write_store
@@ -55,6 +57,39 @@ def test_a_commit_without_room_is_finished_or_repeated_by_the_next_run(tmp_path,
     run_here(monkeypatch)
     export(SPARK, where, str(target))
     assert values(target) == bodies(numbered(40))
+
+
+def test_what_is_committed_counts_as_exported_though_its_files_are_not_in_place(
+    tmp_path, monkeypatch
+):
+    store, target = tmp_path / "store", tmp_path / "target"
+    write_store(store, numbered(40))
+    where = Where(str(store), topics=("t",))
+    with monkeypatch.context() as patch:
+        run_here(patch, lambda n: patch.setattr(Target, "_apply", full))
+        with pytest.raises(StoreFullError, match="behind the 40 messages that this run has"):
+            export(SPARK, where, str(target))
+    assert export(SPARK, where, str(target)).messages == 0
+    assert values(target) == bodies(numbered(40))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_compaction_says_whether_its_commit_is_made(tmp_path, monkeypatch, committed):
+    write_store(tmp_path / "store", numbered(4))
+
+    def rewrite(_spark, opened, *_):
+        if committed:
+            monkeypatch.setattr(Target, "_apply", full)
+            opened.commit({"keys": 1}, [])
+        with target_module.needs_room("disk"):
+            full()
+
+    monkeypatch.setattr(compact_job, "_rewrite", rewrite)
+    text = "commit is made, and the next" if committed else "The target has what it had before"
+    with pytest.raises(StoreFullError, match=text):
+        compact_job.compact(
+            SPARK, Where(str(tmp_path / "store"), topics=("t",)), str(tmp_path / "target")
+        )
 
 
 def test_a_task_of_a_compaction_says_so_too(tmp_path, monkeypatch):
