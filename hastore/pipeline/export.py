@@ -172,10 +172,10 @@ class _Run:
         self.files += len(files)
         self.bytes += sum(file.size for file in files)
         self.corrupt += sum(written.corrupt for _, written in done)
+        self.missing += sum(written.missing for _, written in done)
         for piece, written in done:
             for span, rows in zip(piece.ranges, written.rows, strict=True):
                 self.messages[span.topic] = self.messages.get(span.topic, 0) + rows
-                self.missing += span.end - span.start - rows
         total = sum(self.messages.values())
         self.progress.keep(f"{total:,} messages were exported to {self.target.path}")
 

@@ -153,6 +153,7 @@ class WrittenFiles:
     rows: tuple[int, ...]
     marks: tuple[RecordMark | None, ...]
     corrupt: int  # bodies that are not JSON of the schema
+    missing: int  # offsets of the ranges without a message, as far as that is known
 
 
 def write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece) -> WrittenFiles:
@@ -173,24 +174,28 @@ def _write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece
         )
     columns = tuple(Column(name) for name in layout.columns)
     extra = [column for column in MARK_COLUMNS if column not in columns]
-    builder = BatchBuilder(
+    new_builder = functools.partial(
+        BatchBuilder,
         projection_of([*columns, *extra]),
         check_crcs=source.check_crcs,
         decompress=source.decompress,
     )
     rows: list[int] = []
+    missing = 0
     marks: list[RecordMark | None] = []
     with open_backend(source) as backend, FileSet(layout) as files:
         for span in piece.ranges:
-            last, count = None, 0
+            last, count, builder = None, 0, new_builder()
             for batch in backend.read_queue(span, builder):
                 last = mark_of(batch) or last
                 count += batch.num_rows
                 files.add(span, batch)
             rows.append(count)
+            # A batch that stays one row stands for as many offsets as its messages.
+            missing += 0 if builder.left_whole else span.end - span.start - count
             marks.append(last)
         written = files.close()
-    return WrittenFiles(tuple(written), tuple(rows), tuple(marks), files.corrupt)
+    return WrittenFiles(tuple(written), tuple(rows), tuple(marks), files.corrupt, missing)
 
 
 @dataclass

@@ -80,11 +80,17 @@ class BatchBuilder:
     ) -> None:
         keep_freed(_KEPT_BYTES)
         self.wanted = wanted
+        # Whether a row so far is a record of several messages, which has more offsets than one.
+        self.left_whole = False
         self._columns = projection.columns
         self._schema = projection.arrow_schema()
         self._decompress = decompress
         bodies = (Column.VALUE, Column.RECORD)
         self.check_crcs = check_crcs and any(column in self._columns for column in bodies)
+
+    def note_left_whole(self) -> None:
+        """Note that a row stands for more offsets than one."""
+        self.left_whole = True
 
     def build(
         self,

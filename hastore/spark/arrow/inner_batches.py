@@ -47,6 +47,11 @@ def are_wrapped(sys_flags: Ints) -> Bools:
     return wrapped
 
 
+def is_any_left_whole(sys_flags: Ints) -> bool:
+    """Return whether a record holds several messages and is not taken apart."""
+    return bool(((sys_flags & _WRAPPED) == FLAG_INNER_BATCH).any())
+
+
 class InnerBatchBuilder:
     """A BatchBuilder that gives each message of queue offset `[low, high)` a row.
 
@@ -95,6 +100,7 @@ class InnerBatchBuilder:
                 messages = _messages(batch, count)
             else:
                 self.left_whole = True
+                self._builder.note_left_whole()
             for queue_offset, message in enumerate(messages, first):
                 if self._low <= queue_offset < self._high:
                     records.append(message)

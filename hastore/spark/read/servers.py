@@ -264,13 +264,19 @@ class ServerBackend:
         self, chunk: Chunk, span: QueueRange, builder: "BatchBuilder"
     ) -> Iterator["pa.RecordBatch"]:
         from hastore.spark.arrow.batch import QueueRows, build_parts, cut_batches
-        from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
+        from hastore.spark.arrow.inner_batches import (
+            InnerBatchBuilder,
+            are_wrapped,
+            is_any_left_whole,
+        )
         from hastore.spark.arrow.record_fields import RecordFields
 
         data = chunk.payload
         positions = _positions(chunk)
         fields = RecordFields(data, positions, None)
         wrapped = are_wrapped(fields.sys_flags)
+        if is_any_left_whole(fields.sys_flags):
+            builder.note_left_whole()
         wanted = (fields.queue_offsets >= span.start) | wrapped
         wanted &= fields.queue_offsets < span.end
         cut = valid_end(chunk.epochs, span.last)

@@ -9,6 +9,8 @@ import pytest
 
 from hastore.client.consumer.range_reader import Chunk
 from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.pipeline.export import ExportOptions, export
+from hastore.pipeline.where import Where
 from hastore.record.codec import Host, Record, encode_record
 from hastore.spark.arrow import inner_batches
 from hastore.spark.arrow.batch import BatchBuilder
@@ -18,6 +20,7 @@ from hastore.spark.read import stores
 from hastore.spark.read.servers import ServerBackend
 from hastore.spark.read.stores import PathBackend
 from hastore.store.derived.consume_queue import BATCH_UNIT
+from tests.pipeline.test_export_commits import SPARK, run_here
 
 ALL = project(source_schema(include_headers=True, include_metadata=True))
 HOST = Host(b"\x7f\0\0\1", 4242)
@@ -69,7 +72,7 @@ def records(flags=(WRAPPED, WRAPPED | ZLIB, WRAPPED | ZSTD)):
 
 
 def write(root, raws, *, units=None):
-    (root / "commitlog").mkdir()
+    (root / "commitlog").mkdir(parents=True)
     (root / "commitlog" / f"{0:020}").write_bytes(b"".join(raws).ljust(1 << 20, b"\0"))
     queue = root / "batchconsumequeue" / "inner" / "3"
     queue.mkdir(parents=True)
@@ -141,6 +144,22 @@ def test_messages_of_many_bytes_are_read_in_batches_of_a_few(tmp_path, monkeypat
     assert [int(row["value"]) for row in rows] == [row["offset"] for row in rows]
     assert [row["offset"] for row in rows] == list(range(END))
     assert build(raws, 0, END) == rows
+
+
+@pytest.mark.parametrize("flags", [0x80, WRAPPED])
+def test_an_export_counts_no_message_of_a_batch_left_whole_as_lost(tmp_path, monkeypatch, flags):
+    raws = records((flags,))
+    write(tmp_path / "store", raws)
+    run_here(monkeypatch)
+    where = Where(str(tmp_path / "store"), topics=("inner",))
+    options = ExportOptions(fail_on_data_loss=False)
+    summary = export(SPARK, where, str(tmp_path / "target"), options)
+    assert summary.lost_messages == 0
+    assert summary.messages == (END if flags == WRAPPED else len(COUNTS))
+    builder = BatchBuilder(ALL)
+    chunk = Chunk(memoryview(b"".join(raws)), b"", [])
+    list(ServerBackend(("tcp://a:1",), True)._build(chunk, QueueRange("inner", 3, 0, END), builder))
+    assert builder.left_whole == (flags != WRAPPED)
 
 
 def test_missing_batches_are_lost_messages(tmp_path):
