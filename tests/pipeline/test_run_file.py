@@ -11,6 +11,7 @@ from hastore.cli.common import run_code
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
 from hastore.cli.pipeline import run as run_module
+from hastore.cli.pipeline.jobs_file import read_jobs
 from tests.pipeline.audit.kit import copied, flip
 from tests.pipeline.test_export_commits import SPARK, run_here, values
 from tests.spark.stores import numbered, write_store
@@ -220,3 +221,21 @@ def test_sparks_options_of_the_file_and_of_the_command_line(folder, run, monkeyp
     (session,) = sessions
     assert (session.master, session.memory) == ("local[1]", "3g")
     assert dict(session.settings) == {"spark.x": "2", "spark.y": "true"}
+
+
+def test_numbers_are_taken_as_they_are_written(folder):
+    text = """
+spark: {memory: 010, conf: {spark.x: 1_000, spark.y: 1.50, spark.z: true}}
+jobs:
+  - {job: export, path: store, topic: [0123, 12:30, 1e3, 0x1F, 1_0], target: 007, file_size: 1}
+  - {job: stats, path: store, since: 2030-01-01T00:00:00Z}
+"""
+    commands = {name: pipeline_group.get_command(None, name) for name in ("export", "stats")}
+    found = read_jobs("jobs.yaml", text, commands)
+    topics = [f"--topic={name}" for name in ("0123", "12:30", "1e3", "0x1F", "1_0")]
+    assert found.jobs[0].arguments == (
+        "--path=store", *topics, "--target=007", "--file-size=1",
+    )  # fmt: skip
+    assert found.jobs[1].arguments == ("--path=store", "--since=2030-01-01T00:00:00+00:00")
+    settings = (("spark.x", "1_000"), ("spark.y", "1.50"), ("spark.z", "true"))
+    assert found.session == common.SessionOptions(None, "010", settings)

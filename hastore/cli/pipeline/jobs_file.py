@@ -21,6 +21,7 @@ from hastore.errors import UNREADABLE_YAML, UsageError
 _OF_THE_FILE = ("name", "job")
 _OF_THE_RUN = frozenset({"master", "memory", "conf", "json", "help"})
 _SPARK = ("master", "memory", "conf")
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def read_jobs(path: str, text: str, commands: Mapping[str, click.Command]) -> Jo
     import yaml
 
     try:
-        tree = yaml.safe_load(text)
+        tree = _tree(text)
     except (yaml.YAMLError, *UNREADABLE_YAML) as broken:
         raise UsageError(f"{path} is no YAML; correct it: {broken}") from broken
     if not isinstance(tree, dict) or not isinstance(tree.get("jobs"), list) or not tree["jobs"]:
@@ -63,6 +64,26 @@ def read_jobs(path: str, text: str, commands: Mapping[str, click.Command]) -> Jo
             raise UsageError(f"{path}: two jobs have the name {planned.name!r}; give each its own")
         jobs.append(planned)
     return JobsFile(tuple(jobs), _session(f"{path}: spark", tree.get("spark")))
+
+
+def _tree(text: str) -> Any:
+    """Return what a text of YAML says, with numbers as texts, as they are written.
+
+    YAML would read the topic 0123 as 83, and 12:30 as 750. The options read their own numbers.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {
+            first: [pair for pair in pairs if pair[0] not in _NUMBERS]
+            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    loader = Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _planned(
@@ -106,7 +127,7 @@ def _words(where: str, key: str, option: click.Option, value: object) -> list[st
     """Return an option of the file as words of a command line."""
     if option.is_flag:
         if not isinstance(value, bool):
-            raise UsageError(f"{where}: {key} is {value!r}; write true or false")
+            raise UsageError(f"{where}: {key} is {value}; write true or false")
         return [f"--{key}"] if value else []
     values = value if isinstance(value, list) else [value]
     if len(values) > 1 and not option.multiple:

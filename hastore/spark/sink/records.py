@@ -204,7 +204,7 @@ class RecordBuilder:
             _constant(b"\x02"),
         )
         topics, names = self._topic_parts(rows, first_row)
-        bodies, packed = _fitting(bodies)
+        bodies, body_flags = _fitting(bodies)
         body_sizes, property_sizes = _lengths(bodies), _lengths(properties)
         _refuse(
             body_sizes > _MAX_BODY_BYTES,
@@ -228,7 +228,7 @@ class RecordBuilder:
         headers["magic"] = V1_MAGIC
         headers["body_crc"] = _crcs(bodies)
         headers["queue_id"] = self._queue_ids(rows, key, names, first_row)
-        headers["sys_flag"] = packed | self._flags
+        headers["sys_flag"] = body_flags | self._flags
         headers["born_timestamp_ms"] = born_ms
         headers["body_length"] = body_sizes
         raw = headers.view(np.uint8).reshape(count, self._header.itemsize)
