@@ -107,6 +107,25 @@ def test_readers_of_asynchronous_masters_may_see_what_a_failover_loses() -> None
     assert report.ok and report.losses == 1
 
 
+def test_without_a_failover_readers_of_asynchronous_masters_never_go_back() -> None:
+    """The one epoch of such a group is no failover, whatever is not known of a read."""
+    first, again, other = 1 << 16 | 1, 2 << 16 | 1, 2 << 16 | 2
+    sent = [line for n in (0, 1, 2) for line in acked(n, n, n, level="MASTER_MEM", epoch=first)]
+    back = [*sent, read(0, 1, 2), read(0, t=1001)]
+    commits = [
+        line
+        for t, position in ((1010, 3), (1020, 1))
+        for line in (Commit("c", t, t, "G", [Place("T", 0, position)]), Ok("c", t, t + 1))
+    ]
+    for lines, promise in ((back, "monotonic"), ([*sent, read(0, 1, 2), *commits], "positions")):
+        for epochs in ((), (first, again)):
+            report = check([Header(mode="async"), *map(Epoch, epochs), *lines])
+            assert set(report.broken) == {promise}, (promise, epochs)
+        report = check([Header(mode="async"), Epoch(other), *lines])
+        assert not report.broken and report.losses, "a failover excuses it"
+    assert excuse("CLASSIC", epochs=(first,)) is not None, "of a RocketMQ master before it"
+
+
 def test_a_message_that_an_operator_sent_again_is_found_elsewhere() -> None:
     first, other = 1 << 16 | 1, 2 << 16 | 2
     lost = acked(0, 1, 2, offset=700, level="MASTER_MEM", epoch=first)

@@ -75,6 +75,8 @@ class Budget:
         self._header = header
         counted = (one for one in faults if one.fault in COUNTED)
         self._faults = sorted(counted, key=lambda one: one.t)
+        epochs = list(epochs)
+        self._epochs = {one.epoch for one in epochs}
         self._unplanned = sorted({one.epoch for one in epochs if not one.planned}, reverse=True)
 
     @property
@@ -108,10 +110,19 @@ class Budget:
             if fits and one.t >= since and (node is None or one.node in (None, node)):
                 return Excuse(f"{level}, and the master had the fault {one.fault}")
         for later in self._unplanned:
+            if not epoch and level.name != "CLASSIC" and not self._is_failover(later):
+                continue  # the master is one of the group, perhaps of this very epoch
             if later > epoch and (node is None or later & _NODE != node):
                 text = f"{level}, and epoch {later} is of another master"
                 return Excuse(text, is_archived=True)
         return None
+
+    def _is_failover(self, epoch: int) -> bool:
+        """Return whether an epoch came after one of another node, or of a RocketMQ master."""
+        return any(
+            one < epoch and (one < _FIRST_OWN or one & _NODE != epoch & _NODE)
+            for one in self._epochs
+        )
 
     def _most_gone(self, since: int, *, power: bool) -> int:
         """Return how many nodes were without their bytes at the same time, since a time."""
