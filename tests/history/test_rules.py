@@ -177,6 +177,17 @@ def test_a_client_that_does_not_number_may_store_a_message_as_often_as_it_tries(
         assert check([HEADER, *lines, *log]).ok == (attempts == 3)
 
 
+@pytest.mark.parametrize(
+    ("acks", "level", "broken"),
+    [("all", "", True), ("1", "", True), (None, "SYNC_MEM(1)", True), ("0", "", False)],
+)
+def test_an_answer_names_the_place_of_its_message(acks, level, broken) -> None:
+    """Without a place nobody would look whether the message is there."""
+    lines = [Send("p", 1, 10, "T", d(1), acks=acks), Ok("p", 1, 11, level)]
+    report = check([HEADER, *acked(0, 1, 2), *lines, read(0)])
+    assert set(report.broken) == ({"level"} if broken else set())
+
+
 def test_a_delayed_message_may_be_in_its_topic_once() -> None:
     send = Send("p", 1, 1, "T", d(1), indirect=True)
     ok = Ok("p", 1, 2, "SYNC_MEM(1)", 5000, 3, 17, 1)  # where it waits

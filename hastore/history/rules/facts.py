@@ -92,6 +92,10 @@ class Facts:
         self.sends.put(row, ended=event.t, end_line=line, outcome=outcome)
         if not isinstance(event, Ok):
             return
+        answers = event.level != "" or sent.acks in ("all", "1")
+        if event.offset is None and answers and not sent.indirect:
+            text = "an answer was asked for, and names no place in the log"
+            self.report.find("level", text, self._line(row), line)
         if event.offset is None or sent.indirect:
             # Nothing is known of the record itself: it may be there, once.
             self.sends.put(row, outcome=UNKNOWN)

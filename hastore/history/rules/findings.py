@@ -16,7 +16,7 @@ PROMISES = {
     " the fault budget of its level",
     "reported": "a message that was lost beyond that budget is in an archive of the node that"
     " cut it off",
-    "level": "a reply states no level below the one that was asked for",
+    "level": "a reply states no level below the one that was asked for, and a place",
     "place": "a message is where the reply says; an offset and a place in a queue have one message",
     "phantom": "there is nothing that nobody has sent, and nothing is read before it is sent",
     "refused": "what was certainly not stored is nowhere",
