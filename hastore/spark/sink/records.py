@@ -40,6 +40,7 @@ from hastore.record.properties import (
     PRODUCER_PROPERTIES,
     check_topic,
 )
+from hastore.record.topic_records import MAX_QUEUES
 from hastore.spark.sink.options import SinkColumns
 
 ROW_BITS = 32
@@ -341,6 +342,8 @@ class RecordBuilder:
         _refuse(
             wanted < 0, first_row, lambda at: f"column 'partition' is {wanted[at]}; it is a queue"
         )
+        # A greater one is of a whole cluster that was read: its lower part is the queue.
+        wanted = wanted % MAX_QUEUES
         return np.where(given.is_valid().to_numpy(zero_copy_only=False), wanted, ids)
 
     def _queue_counts(self, topics: pa.Array | str) -> Ints:

@@ -20,6 +20,7 @@ from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.record_fields import PropertyScan
 from hastore.spark.arrow.schema import Column, projection_of
+from hastore.spark.read.clusters import partition_of
 from hastore.spark.sink import records
 from hastore.spark.sink.options import SinkColumns
 from hastore.spark.sink.records import RecordBuilder, RowError
@@ -327,3 +328,16 @@ def test_a_body_that_the_source_has_decompressed_is_compressed_again(afar):
             found.append((read["value"], decode_record(raw).sys_flag & 0x701))
     assert [value for value, _ in found] == [b"v", body, bytes(4 << 20), None]
     assert [flag for _, flag in found] == [0, 0x201 if afar else 0x301, 0, 0]
+
+
+def test_a_partition_of_a_whole_cluster_is_written_to_its_queue():
+    """The source numbers them by group and queue, and a topic has no more than 4,096 queues."""
+    partitions = [0, 4_095, *(partition_of(name, 3) for name in ("g0", "orders", "x" * 40))]
+    rows = [row(partition=one) for one in partitions]
+    [chunk] = builder().build(batch(rows), 0, 5)
+    at, found = 0, []
+    while at < len(chunk.payload):
+        size = int.from_bytes(chunk.payload[at : at + 4])
+        found.append(decode_record(chunk.payload[at : at + size]).queue_id)
+        at += size
+    assert found == [0, 4_095, 3, 3, 3]
