@@ -321,11 +321,12 @@ class CommitHandler:
     def _behind(self, request: Commit) -> str | None:
         """Return where the group is, if a commit would move it back without `back`; else None."""
         known = self.known(request.group, request.topic)
+        back = frozenset(request.back)  # a client's list may have 60,000 entries
         lower = [
             f"at {known[queue].queue_offset} in queue {queue}, the commit at {place.queue_offset}"
             for queue, place in sorted(request.positions.items())
             if queue in known
-            and queue not in request.back
+            and queue not in back
             and place.queue_offset < known[queue].queue_offset
             and self.is_there(request.topic, queue, known[queue])
         ]

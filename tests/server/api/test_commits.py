@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from unittest import mock
 
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
+from hastore.server.api.commits import CommitHandler
 from hastore.server.api.server import ApiServer
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import Client, record, until
@@ -229,3 +234,23 @@ def test_positions_wait_until_a_brokers_are_taken_over(
     backend.waits = False
     client.send(api.Put(5, 1), record())  # any news lets the node look again
     assert {client.receive()[0].rid for _ in range(3)} == {2, 3, 5}
+
+
+def test_a_long_list_of_queues_that_may_move_back_is_not_searched_for_each_queue(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Searched(list[int]):
+        def __contains__(self, _queue: object) -> bool:
+            raise AssertionError("55,000 entries, for each of 1,024 queues, under the API's lock")
+
+    known = {queue: api.Position(9) for queue in range(1_024)}
+    monkeypatch.setattr(CommitHandler, "known", lambda *_: known)
+    puts, refused = mock.Mock(), mock.Mock()
+    handler = CommitHandler(
+        backend, mock.Mock(), puts, mock.Mock(), refused, mock.Mock(), SYSTEM_CLOCK
+    )
+    lower = {queue: api.Position(8) for queue in known}
+    back = Searched([5] * 55_000 + list(known))
+    whole = api.Commit(1, "g", "t", lower, back=back)
+    assert handler.begin(whole, SYSTEM_CLOCK.monotonic_ms(), mock.Mock(), refused)
+    assert puts.admit_own_record.call_count == 1 and not refused.called
