@@ -57,7 +57,7 @@ class Access:
         self._identities = identities
         self._note = note
         self._clock = clock
-        self.quotas = Quotas(clock)
+        self.quotas = Quotas(clock, may_read)
         self.logins = 0  # clients that proved an identity
         self.refused_logins = 0  # proofs and requests of strangers that were refused
         self._version = identities.version

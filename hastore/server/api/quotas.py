@@ -87,8 +87,12 @@ class Meter:
 class Quotas:
     """The meters of a node's identities, and the counts of what they keep."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self, clock: Clock, may_read: Callable[[Identity, str], bool] = Identity.may_consume
+    ) -> None:
+        """Prepare; `may_read` says whether an identity may have positions in a topic."""
         self._clock = clock
+        self._may_read = may_read
         self._meters: dict[str, Meter] = {}
         self._over_until: dict[tuple[str, str, int], float] = {}  # by kind, name and quota
         self._new_topics: dict[str, float] = {}  # let through, and until when that counts
@@ -136,7 +140,7 @@ class Quotas:
             return {
                 (group, topic)
                 for group, topic in there
-                if identity.may_move(group) and identity.may_consume(topic)
+                if identity.may_move(group) and self._may_read(identity, topic)
             }
 
         pair = group, topic

@@ -73,6 +73,23 @@ def test_what_is_kept_is_counted_by_patterns() -> None:
     assert quotas.why_no_topic(shop(), "Shop9") is None and quotas.kept_out == 3
 
 
+def test_the_positions_in_retries_count_too(secured: Secured) -> None:
+    some = secured.identity(
+        "some", consume='["t"]', groups='["g*"]', quota=quota_of(positions=2)
+    )  # fmt: skip
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        prove(wire, some)
+        for number in range(4):
+            place = {0: api.Position(0)}
+            commit = api.Commit(1, f"g{number}", f"%RETRY%g{number}", place)
+            done = ask(wire, commit)
+            if number < 2:
+                assert isinstance(done, api.PutDone) and done.status is api.Status.PUT_OK
+            else:
+                assert isinstance(done, api.Failed) and done.status == "FORBIDDEN", number
+
+
 def quota_of(**limits: Any) -> str:
     return "{" + ", ".join(f"{name}: {value}" for name, value in limits.items()) + "}"
 
