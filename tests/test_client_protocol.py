@@ -224,7 +224,8 @@ def test_the_limits_are_the_code_s() -> None:
             f"by tags {consume_queue.TAGGED_UNITS_MAX:,} entries of the queue, and"
             f" {filtered_pulls.MAX_RECORDS:,} records that have one of the hashes; by SQL as many"
             f" records as cost {filtered_pulls.MAX_EVALUATED:,} terms of the expression, at most"
-            f" {filtered_pulls.MAX_RECORDS:,}",
+            f" {filtered_pulls.MAX_RECORDS:,}, and with {filtered_pulls.MAX_PROPERTIES:,}"
+            " properties",
         ],
         [
             "pulls whose messages must be read from the node's disk",

@@ -12,7 +12,8 @@ queue has one pull under way, its position does not fall behind, and no record i
 
 One look is bounded, because it may be done by the API's thread: by tags, up to TAGGED_UNITS_MAX
 entries of the queue, and MAX_RECORDS records that have one of the hashes; by SQL, so many records
-that the expression's terms are evaluated at most MAX_EVALUATED times. Tags are compared by their
+that the expression's terms are evaluated at most MAX_EVALUATED times, and until these records had
+MAX_PROPERTIES properties. Tags are compared by their
 hashes in the queue first, before a record is read, and then exactly.
 """
 
@@ -35,6 +36,7 @@ from hastore.store.message_store import PullStatus as ReadStatus
 
 MAX_RECORDS = 2_048  # that one look compares, of 1 to 3 us each
 MAX_EVALUATED = 20_000  # terms of SQL filters in one look, of some 0.3 us
+MAX_PROPERTIES = 20_000  # that one look with an SQL filter decodes, of some 0.3 us
 MAX_LOOKS = 4  # in a row for one pull, if no record matches
 _QUEUE_OFFSET = header_struct("queue_offset")
 Read = Callable[[Pull, int], PullResult]  # up to an offset of the log
@@ -124,20 +126,25 @@ class FilteredPull(OwnPull):
 
 
 def keep_matching(found: PullResult, wanted: MessageFilter, most: int) -> int | None:
-    """Keep the first `most` records that match; with none, the status is NO_MATCH.
+    """Keep the first `most` records that match, of those that one look may decode; with none, the
+    status is NO_MATCH.
 
     Returns the log offset of the last record that was looked at.
     """
     records, kept = found.records, list[bytes]()
     sizes: list[int] = []
-    at, last = 0, found.last_offset
+    at, last, properties = 0, found.last_offset, 0
     for size in _plain(found.sizes):
         stop = at + size
         parts = find_parts(records, at, stop)
-        if parts is not None and wanted.matches_record(parts[3], records[parts[8] : stop]):
-            kept.append(records[at:stop])
-            sizes.append(size)
-            if len(kept) == most and stop < len(records):
+        if parts is not None:
+            own = records[parts[8] : stop]
+            if wanted.matches_record(parts[3], own):
+                kept.append(records[at:stop])
+                sizes.append(size)
+            if wanted.sql is not None:
+                properties += own.count(b"\x01")
+            if (len(kept) == most or properties > MAX_PROPERTIES) and stop < len(records):
                 found.next_queue_offset = _QUEUE_OFFSET.unpack_from(records, at)[0] + 1
                 last = parts[2]
                 break
