@@ -6,21 +6,24 @@ their deadline. First come the steps on a link's socket that both ends need.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import os
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from hastore.addresses import is_loopback
 from hastore.bounded_log import BoundedLines
-from hastore.clock import Clock
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (
     AuthenticationError,
     ClassicPeerError,
@@ -54,6 +57,7 @@ from hastore.security.sealed_socket import SealedSocket
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TLS_ALERT, NodeName, TlsEngine
 from hastore.security.tls_socket import LinkSocket, TlsSocket
+from hastore.service import Service, raise_failure
 
 if TYPE_CHECKING:  # it loads the store, which `hastore doctor` does not need
     from hastore.ha.node.member import Member
@@ -105,11 +109,88 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def connect(endpoint: tuple[str, int], timeout_s: float) -> socket.socket:
-    """Connect over TCP. Raises OSError, also for a name that no host can have."""
-    try:
+    """Connect over TCP within `timeout_s`. Raises OSError, also for a name that no host can have.
+
+    The look-up of a name is a part of that time, and the addresses of the name share the rest.
+    """
+    host, port = endpoint
+    if _is_numeric(host):
         return socket.create_connection(endpoint, timeout_s)
-    except UnicodeError as failure:
-        raise OSError(f"{endpoint[0]} is no name of a host: {failure}") from failure
+    deadline = Deadline(SYSTEM_CLOCK, timeout_s * 1000.0)
+    found = _look_up(host, timeout_s)
+    failure: OSError | None = None
+    for place, address in enumerate(found):
+        try:
+            share_s = deadline.left_s() / (len(found) - place)
+            return socket.create_connection((address, port), share_s)
+        except OSError as refused:
+            failure = refused
+    raise failure or OSError(f"{host} has no address")
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class _LookUp(Service):
+    """Look up one name; DNS cannot be interrupted, so who has no more time goes on without it."""
+
+    under_way: ClassVar[dict[str, _LookUp]] = {}  # so that a DNS that hangs costs one thread a name
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, host: str) -> None:
+        super().__init__("PeerLookUp", on_failure=raise_failure)
+        self.host = host
+        self.done = threading.Event()
+        self.found: list[str] = []
+        self.problem: OSError | None = None
+
+    def run(self) -> None:
+        """Look it up once."""
+        try:
+            infos = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+            self.found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+        except OSError as failure:
+            self.problem = failure
+        except ValueError as failure:  # UnicodeError too
+            self.problem = OSError(f"{self.host!r} is no name of a host: {failure}")
+        finally:  # also after any other failure
+            with self.lock:
+                self.under_way.pop(self.host, None)
+            self.done.set()
+
+
+def _look_up(host: str, timeout_s: float) -> list[str]:
+    """Return the addresses of a name. Raises OSError, TimeoutError if that takes too long."""
+    with _LookUp.lock:
+        look = _LookUp.under_way.get(host)
+        if look is None:
+            look = _LookUp(host)
+            try:
+                look.start()
+            except RuntimeError as failure:
+                raise OSError(f"no thread to look up {host}: {failure}") from failure
+            _LookUp.under_way[host] = look
+    if not look.done.wait(timeout_s):
+        raise TimeoutError(
+            f"the look-up of {host} took more than {timeout_s:g} s; look at this machine's name "
+            "servers, or write the address itself"
+        )
+    if look.problem is not None:
+        raise look.problem
+    return look.found
+
+
+def _forget_look_ups() -> None:
+    _LookUp.under_way, _LookUp.lock = {}, threading.Lock()
+
+
+# A child must not wait for a look-up of its parent's, nor find its lock held.
+os.register_at_fork(after_in_child=_forget_look_ups)
 
 
 def receive_exactly(sock: LinkSocket, size: int, deadline: Deadline) -> bytes:
