@@ -15,13 +15,13 @@ Everything here runs with the API's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hastore.clock import Clock
 from hastore.security.identity import Identity, Quota
 
 BURST_MS = 1_000.0
-COUNT_MS = 1_000.0  # who has too much has it for so long, without another count
+COUNT_MS = 1_000.0  # a count of what is kept holds for so long: a put may have many new topics
 NEW_MS = 10_000.0  # what was let through counts for so long, also if nothing came of it
 NEW_MAX = 10_000
 KEPT_METERS = 1_024  # of identities that have a quota
@@ -84,6 +84,15 @@ class Meter:
         return f"identity {identity} asks for more than its quota ({', '.join(limits)}); slow down"
 
 
+class _Counted(NamedTuple):
+    """What an identity has of one kind, with what was let through since the count."""
+
+    identity: Identity
+    until_ms: float  # then it is counted again
+    there: set[Any]
+    is_ours: Callable[[Any], bool]
+
+
 class Quotas:
     """The meters of a node's identities, and the counts of what they keep."""
 
@@ -94,7 +103,7 @@ class Quotas:
         self._clock = clock
         self._may_read = may_read
         self._meters: dict[str, Meter] = {}
-        self._over_until: dict[tuple[str, str, int], float] = {}  # by kind, name and quota
+        self._counted: dict[tuple[str, str], _Counted] = {}  # by kind and name
         self._new_topics: dict[str, float] = {}  # let through, and until when that counts
         self._new_pairs: dict[tuple[str, str], float] = {}
         self.kept_out = 0  # topics and positions that were refused
@@ -122,12 +131,8 @@ class Quotas:
         quota = identity.quota
         if quota is None or quota.topics is None or self.has_topic(topic):
             return None
-
-        def ours() -> set[str]:
-            there = {*self.topics(), *self._recent(self._new_topics)}
-            return {one for one in there if identity.may_produce(one)}
-
-        return self._over(identity, "topics", quota.topics, topic, self._new_topics, ours)
+        is_ours = identity.may_produce
+        return self._over(identity, "topics", quota.topics, topic, self._new_topics, is_ours)
 
     def why_no_position(self, identity: Identity, group: str, topic: str) -> str | None:
         """Return why an identity may not keep positions; None if it may, or there are some."""
@@ -135,16 +140,11 @@ class Quotas:
         if quota is None or quota.positions is None or self.has_pair(group, topic):
             return None
 
-        def ours() -> set[tuple[str, str]]:
-            there = {*self.pairs(), *self._recent(self._new_pairs)}
-            return {
-                (group, topic)
-                for group, topic in there
-                if identity.may_move(group) and self._may_read(identity, topic)
-            }
+        def is_ours(pair: tuple[str, str]) -> bool:
+            return identity.may_move(pair[0]) and self._may_read(identity, pair[1])
 
         pair = group, topic
-        return self._over(identity, "positions", quota.positions, pair, self._new_pairs, ours)
+        return self._over(identity, "positions", quota.positions, pair, self._new_pairs, is_ours)
 
     def _recent(self, new: dict[What, float]) -> list[What]:
         """Return what was let through lately: the tables may not have it yet."""
@@ -160,24 +160,29 @@ class Quotas:
         most: int,
         what: What,
         new: dict[What, float],
-        ours: Callable[[], set[What]],
+        is_ours: Callable[[What], bool],
     ) -> str | None:
         now = self._clock.monotonic_ms()
         if now < new.get(what, 0.0):
             return None
-        until_ms = self._over_until.get((kind, identity.name, most), 0.0)
-        if now >= until_ms:  # what is over stays so for a while, since to count is dear
-            there = ours()
-            if what in there:
-                return None
-            if len(there) < most:
-                if len(new) >= NEW_MAX:
-                    del new[next(iter(new))]
-                new[what] = now + NEW_MS
-                return None
-            if len(self._over_until) >= KEPT_METERS:
-                self._over_until.clear()
-            self._over_until[kind, identity.name, most] = now + COUNT_MS
+        counted = self._counted.get((kind, identity.name))
+        if counted is None or now >= counted.until_ms or counted.identity != identity:
+            every: Iterable[Any] = self.topics() if kind == "topics" else self.pairs()
+            there = {one for one in (*every, *self._recent(new)) if is_ours(one)}
+            counted = _Counted(identity, now + COUNT_MS, there, is_ours)
+            if len(self._counted) >= KEPT_METERS:
+                self._counted.clear()
+            self._counted[kind, identity.name] = counted
+        if what in counted.there:
+            return None
+        if len(counted.there) < most:
+            if len(new) >= NEW_MAX:
+                del new[next(iter(new))]
+            new[what] = now + NEW_MS
+            for (other, _), one in self._counted.items():
+                if other == kind and one.is_ours(what):
+                    one.there.add(what)
+            return None
         self.kept_out += 1
         return f"identity {identity.name} has its {most:,} {kind} (quota.{kind}): no further one"
 

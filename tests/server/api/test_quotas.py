@@ -10,7 +10,7 @@ import pytest
 
 from hastore.protocol import api
 from hastore.security.identity import Identity, Quota
-from hastore.server.api.quotas import BURST_MS, Meter, Quotas
+from hastore.server.api.quotas import BURST_MS, COUNT_MS, NEW_MS, Meter, Quotas
 from tests.process.wire import Wire
 from tests.server.api.secured import Secured
 from tests.server.api.test_access import ask, prove, put, record
@@ -71,6 +71,39 @@ def test_what_is_kept_is_counted_by_patterns() -> None:
     assert "has its 1 positions" in str(quotas.why_no_position(shop(positions=1), "g2", "Shop1"))
     assert quotas.why_no_position(shop(positions=2), "g2", "Shop1") is None
     assert quotas.why_no_topic(shop(), "Shop9") is None and quotas.kept_out == 3
+
+
+def test_what_is_kept_is_not_counted_for_each_record_of_a_put() -> None:
+    """With 10,000 topics of others a count takes 10 ms, and a put may have thousands of records."""
+    clock, counts = VirtualClock(), []
+    quotas = Quotas(clock)
+    there = [f"other{number}" for number in range(50)] + ["Shop"]
+
+    def topics() -> list[str]:
+        counts.append(1)
+        return there
+
+    quotas.topics, quotas.has_topic = topics, lambda topic: topic in there
+    quotas.pairs, quotas.has_pair = lambda: [], lambda _group, _topic: False
+    shop, more = (
+        Identity(name, (pattern,), (pattern,), quota=Quota(topics=40, positions=40))
+        for name, pattern in (("shop", "Shop*"), ("more", "*"))
+    )
+    found = [quotas.why_no_topic(shop, f"Shop{number}") for number in range(100)]
+    assert found[:39] == [None] * 39 and all("has its 40" in str(one) for one in found[39:])
+    assert len(counts) == 1
+    assert quotas.why_no_topic(shop, "Shop") is None and quotas.why_no_topic(shop, "Shop7") is None
+    clock.now_ms += COUNT_MS
+    there[:] = ["Shop"]
+    assert quotas.why_no_topic(more, "a") is not None, "shop's count too, though not made yet"
+    clock.now_ms += NEW_MS
+    assert quotas.why_no_topic(more, "a") is None
+    found = [quotas.why_no_topic(shop, f"Shop{number}") for number in range(20)]
+    assert found == [None] * 20
+    found = [quotas.why_no_topic(more, f"b{number}") for number in range(30)]
+    assert found.count(None) == 18
+    wider = Identity("shop", ("*",), ("*",), quota=Quota(topics=40, positions=40))
+    assert quotas.why_no_topic(wider, "Shop99") is not None, "its rights have changed"
 
 
 def test_the_positions_in_retries_count_too(secured: Secured) -> None:
