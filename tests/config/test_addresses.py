@@ -31,5 +31,5 @@ def test_a_long_host_with_a_wrong_character_is_refused_at_once():
 
 
 def test_loopback_is_an_address_or_localhost():
-    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost", "::ffff:127.0.0.1")))
     assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "localhost.example", "")))

@@ -274,14 +274,14 @@ def test_who_waits_too_long_is_told_to_come_again(paced, checks):
 
 def test_a_token_goes_over_tls_or_loopback_only(access, noted):
     bearer = f"Bearer prometheus:{KEY}".encode()
-    for address in ("127.0.0.1:1", "[::1]:1", "127.9.9.9:1"):
+    for address in ("127.0.0.1:1", "[::1]:1", "127.9.9.9:1", "[::ffff:127.0.0.1]:1"):
         assert access.refusal(b"/status", bearer, address) is None
-    for address in ("10.0.0.7:1", "[2001:db8::1]:1"):
+    for address in ("10.0.0.7:1", "[2001:db8::1]:1", "[::ffff:10.0.0.7]:1"):
         refused = access.refusal(b"/status", bearer, address)
         assert refused.code == 403 and b"over TLS only" in refused.text
         assert access.refusal(b"/status", bearer, address, encrypted=True) is None
         assert access.refusal(b"/healthz", None, address) is None
-    assert [fields["reason"] for _, fields in noted] == ["a token in the clear"] * 2
+    assert [fields["reason"] for _, fields in noted] == ["a token in the clear"] * 3
 
 
 def test_a_certificate_of_an_identity_needs_no_token(access, noted):
