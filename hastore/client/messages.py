@@ -43,7 +43,7 @@ from hastore.record.layout import (
     header_struct,
     store_at,
 )
-from hastore.record.properties import decode_properties, find_property, inner_count
+from hastore.record.properties import decode_properties, find_property, inner_count, stored_tags
 
 __all__ = ["Message", "NodeInfo", "Position", "SendResult", "Status", "failure_of"]
 
@@ -116,8 +116,9 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def tags(self) -> str | None:
-        """The TAGS property."""
-        return self._property(b"TAGS")
+        """The TAGS property; of several the last that is not empty counts."""
+        raw = stored_tags(self._raw_properties())
+        return None if raw is None else raw.decode("utf-8", "surrogateescape")
 
     @property
     def is_null(self) -> bool:

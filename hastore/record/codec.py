@@ -46,7 +46,7 @@ from hastore.record.layout import (
 from hastore.record.properties import (
     decode_properties,
     encode_properties,
-    find_property,
+    stored_tags,
     without_crc,
 )
 
@@ -172,8 +172,8 @@ class Record:
 
     @property
     def tags(self) -> str | None:
-        """Return the TAGS value."""
-        raw = find_property(self.properties, b"TAGS")
+        """Return the TAGS value; of several the last that is not empty counts."""
+        raw = stored_tags(self.properties)
         return None if raw is None else raw.decode("utf-8", "surrogateescape")
 
     @property

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hastore.errors import UsageError
 from hastore.record.hashes import tag_codes, tags_of
 from hastore.record.layout import FLAG_INNER_BATCH
-from hastore.record.properties import decode_properties, find_property
+from hastore.record.properties import decode_properties, stored_tags
 from hastore.record.sql_filter import MAX_CHARACTERS, SqlError, SqlFilter, compile_sql
 
 TAGS, SQL = "tags", "sql"
@@ -40,7 +40,7 @@ class MessageFilter(NamedTuple):
     def matches(self, properties: bytes) -> bool:
         """Whether a message with these raw properties is wanted. Never raises."""
         if self.sql is None:
-            return (find_property(properties, b"TAGS") or b"") in self.tags
+            return (stored_tags(properties) or b"") in self.tags
         return self.sql.matches(dict(decode_properties(properties)))
 
     def matches_record(self, sys_flag: int, properties: bytes) -> bool:

@@ -119,6 +119,19 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     return raw[start:] if stop < 0 else raw[start:stop]
 
 
+def stored_tags(properties: bytes) -> bytes | None:
+    """Return the value of TAGS, None without it; of several the last that is not empty counts.
+
+    So RocketMQ reads them. A batch's own properties come behind those of each of its messages.
+    """
+    found = find_property(properties, b"TAGS")
+    if properties.count(b"TAGS\x01") > 1:
+        for piece in properties.split(b"\x02"):
+            if piece.startswith(b"TAGS\x01"):
+                found = piece[5:] or found
+    return found
+
+
 def keys_of(properties: bytes) -> list[bytes]:
     """Return the keys of a record for the key index: UNIQ_KEY, then each word of KEYS.
 

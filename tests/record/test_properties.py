@@ -10,6 +10,7 @@ from hastore.record.properties import (
     decode_properties,
     encode_properties,
     find_property,
+    stored_tags,
 )
 
 texts = st.text(
@@ -31,6 +32,21 @@ def test_a_name_that_ends_alike_is_another_property() -> None:
     raw = encode_properties([("MYKEYS", "a"), ("KEYS", "b")])
     assert find_property(raw, b"KEYS") == b"b"
     assert find_property(raw, b"EYS") is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"TAGS\x01first\x02KEYS\x01k\x02TAGS\x01last\x02", b"last"),
+        (b"TAGS\x01first\x02TAGS\x01last", b"last"),  # as RocketMQ 4.9 stores them
+        (b"TAGS\x01first\x02TAGS\x01\x02", b"first"),  # RocketMQ reads no empty value
+        (b"TAGS\x01\x02TAGS\x01\x02", b""),
+        (b"XTAGS\x01no\x02TAGS\x01yes\x02XTAGS\x01no\x02", b"yes"),
+        (b"XTAGS\x01no\x02", None),
+    ],
+)
+def test_of_several_tags_the_last_counts(raw: bytes, expected: bytes | None) -> None:
+    assert stored_tags(raw) == expected
 
 
 @pytest.mark.parametrize("pair", [("a\x01", "b"), ("a", "b\x02"), ("x" * 40_000, "y")])

@@ -130,7 +130,7 @@ def _matching(wanted: MessageFilter, data: memoryview, fields: RecordFields) -> 
     found: Bools
     if wanted.sql is None:
         properties = PropertyScan(pa.py_buffer(data), fields.property_starts, fields.property_ends)
-        tags = properties.values(b"TAGS", pa.binary())
+        tags = properties.tags(pa.binary())
         names = pa.array(sorted(wanted.tags), pa.binary())
         found = pc.is_in(tags, names).to_numpy(zero_copy_only=False)
         return found
@@ -197,7 +197,7 @@ class _Batch:
             case Column.KEY:
                 return self._properties.values(b"KEYS", kind)
             case Column.TAGS:
-                return self._properties.values(b"TAGS", kind)
+                return self._properties.tags(kind)
             case Column.HEADERS:
                 return self._properties.headers(kind)
             case Column.VALUE:

@@ -354,6 +354,23 @@ class PropertyScan:
             starts = self._starts + len(name) + 1
             ends = self._next(self._value_ends, starts, self._ends)
             return slice_values(self._buffer, starts, ends, kind)
+        records, starts = self._places(name)
+        kept = np.diff(records, prepend=-1) > 0  # a record's first place; places ascend
+        return self._taken(records[kept], starts[kept], kind)
+
+    def tags(self, kind: pa.DataType) -> pa.Array:
+        """Return each record's TAGS; of several the last that is not empty counts."""
+        records, starts = self._places(b"TAGS")
+        if len(records) > 1 and (np.diff(records) == 0).any():
+            ends = self._next(self._value_ends, starts, self._ends[records])
+            order = np.lexsort((ends > starts, records))  # it keeps the order of equal ones
+            records, starts = records[order], starts[order]
+            kept = np.diff(records, append=len(self._starts)) > 0  # the last of each record
+            records, starts = records[kept], starts[kept]
+        return self._taken(records, starts, kind)
+
+    def _places(self, name: bytes) -> tuple[Ints, Ints]:
+        """Return which records have a property, in order, and where its values begin."""
         places = self._name_ends[self._name_ends >= len(name)]
         for back, wanted in enumerate(reversed(name), start=1):
             places = places[self._bytes[places - back] == wanted]
@@ -363,9 +380,10 @@ class PropertyScan:
         # The byte before a record's start belongs to the previous record, so it is not looked at.
         follows = (begins > self._starts[records]) & (self._bytes[begins - 1] == _VALUE_END)
         found = first | follows
-        places, records = places[found], records[found]
-        kept = np.diff(records, prepend=-1) > 0  # a record's first place; places ascend
-        records, value_starts = records[kept], places[kept] + 1
+        return records[found], places[found] + 1
+
+    def _taken(self, records: Ints, value_starts: Ints, kind: pa.DataType) -> pa.Array:
+        """Return the values that begin there, each of another record; null for all others."""
         value_ends = self._next(self._value_ends, value_starts, self._ends[records])
         rows = None
         if len(records) < len(self._starts):

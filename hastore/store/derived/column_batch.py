@@ -100,8 +100,8 @@ class Layout:
         """Find the values; mark names and separators as fixed."""
         at, end = self.properties_at, len(row)
         # Of a repeated name. RocketMQ's clients send batches whose messages have WAIT and UNIQ_KEY
-        # twice. Of TAGS the first value counts, as for `find_property`, and of keys the last that
-        # is not empty, as for `keys_of`.
+        # twice. Of TAGS and of keys the last value counts that is not empty, as for `stored_tags`
+        # and `keys_of`.
         values: dict[bytes, Span] = {}
         latest: dict[bytes, Span] = {}
         while at < end:
@@ -123,7 +123,7 @@ class Layout:
             fixed[at : name_end + 1] = 0xFF
             fixed[value_end : value_end + 1] = 0xFF
             at = value_end + 1
-        self.tags = _filled(values.get(b"TAGS"))
+        self.tags = latest.get(b"TAGS")
         self.producer, self.sequence = values.get(PID), values.get(SEQ)
         self.is_delivery = MARK_BYTES[:-1] in values
         unique = latest.get(b"UNIQ_KEY")
@@ -223,10 +223,6 @@ def java_hashes(columns: Bytes) -> npt.NDArray[np.uint64]:
 def power_of_31(exponent: int) -> int:
     """Return 31**exponent modulo 2**32: a Java hash's factor for `exponent` more characters."""
     return pow(31, exponent, 1 << 32)
-
-
-def _filled(span: Span | None) -> Span | None:
-    return None if span is None or span[0] == span[1] else span
 
 
 _UNIT = np.dtype(UNIT_FIELDS)

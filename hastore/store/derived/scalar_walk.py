@@ -35,7 +35,7 @@ from hastore.record.layout import (
     header_struct,
 )
 from hastore.record.log_format import ENTRY_HEADER_BYTES, ENTRY_MAGIC, ENTRY_PLACE, PLAIN, LogFormat
-from hastore.record.properties import find_property
+from hastore.record.properties import find_property, stored_tags
 from hastore.store.derived.contract import Dispatched
 
 _FIELDS = (
@@ -206,7 +206,7 @@ class ScalarWalker:
             if level is not None and level.isdigit() and len(level) < 10 and int(level) > 0:
                 delays_ms = self._delays_ms
                 return store_timestamp_ms + delays_ms[min(int(level), len(delays_ms)) - 1]
-        tags = find_property(properties, b"TAGS")
+        tags = stored_tags(properties)
         return self.tags_hash(tags) if tags else 0
 
     def tags_hash(self, tags: bytes) -> int:

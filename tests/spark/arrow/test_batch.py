@@ -92,6 +92,15 @@ def test_properties_that_are_not_utf8_are_replaced_in_strings():
     assert row["headers"] == [{"key": "a\ufffd", "value": b"\xff"}]
 
 
+def test_of_several_tags_the_last_that_is_not_empty_is_shown():
+    raw = [
+        b"TAGS\x01a\x02TAGS\x01b\x02", b"", b"x\x01y\x02TAGS\x01c\x02TAGS\x01\x02",
+        b"TAGS\x01\x02TAGS\x01", b"TAGS\x01d\x02",
+    ]  # fmt: skip
+    data, positions, _ = lay([Record(body=b"", topic="t", properties=one) for one in raw])
+    assert [row["tags"] for row in build(data, positions).to_pylist()] == ["b", None, "c", "", "d"]
+
+
 def test_headers_are_the_properties_that_users_set():
     names = ["HS_PID", "a", "KEYS", "UNIQ_KEY", "TAGS", "b", "WAIT", "a", "HS_SEQ"]
     raw = "".join(f"{name}\x01{n}\x02" for n, name in enumerate(names)).encode()

@@ -61,6 +61,15 @@ def test_a_delayed_message_has_its_time_as_tags_code(
     assert queues.read("T", 0, 0, 1)[0].tags_code == java_hash_code("a")
 
 
+def test_of_several_tags_the_last_one_is_compared(tmp_path: Path) -> None:
+    """RocketMQ's broker and its consumers read the last; by another hash none would get it."""
+    log = MemoryLog()
+    record = log.append(properties=b"TAGS\x01own\x02KEYS\x01k\x02TAGS\x01batch\x02")
+    assert record.tags == "batch"
+    queues = replayed(tmp_path, log).queues
+    assert queues.read("T", 0, 0, 1)[0].tags_code == java_hash_code("batch")
+
+
 def test_prepared_and_rollback_get_no_unit(tmp_path: Path) -> None:
     log = MemoryLog()
     for flags in (0x4, 0xC, 0x8, 0):
