@@ -32,7 +32,7 @@ LIST_MAX = 1_000  # topics, or groups, that one request changes
 SYSTEM = frozenset(
     "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC"
     " RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC"
-    " OFFSET_MOVED_EVENT".split()
+    " OFFSET_MOVED_EVENT CHECKPOINT_TOPIC".split()
 )
 SYSTEM_PREFIX = "rmq_sys_"
 OWN_ATTRIBUTES = "hastore."  # names of attributes that begin so are hastore's own

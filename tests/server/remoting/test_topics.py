@@ -103,6 +103,7 @@ def test_what_is_so_already_takes_no_room_in_the_log(
     [
         ({"topic": "a.b"}, "characters"), ({"topic": "HASTORE_X"}, "own"),
         ({"topic": "TBW102"}, "system topic"), ({"topic": "rmq_sys_x"}, "system topic"),
+        ({"topic": "CHECKPOINT_TOPIC"}, "system topic"),
         ({"topic": "x" * 128}, "127"), ({"topic": ""}, "lacks the field topic"),
         ({"perm": "8"}, "perm"), ({"perm": "x"}, "perm"),
         ({"readQueueNums": "-1"}, "readQueueNums"),
