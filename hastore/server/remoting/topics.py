@@ -182,8 +182,8 @@ class Topics:
 
     def config(self, request: RemotingRequest) -> None:
         """Answer one topic's configuration."""
-        found = self._find(request)
-        request.answer(Answer.SUCCESS, body=encode_body(as_json(found), standard=True))
+        found = _for_others(as_json(self._find(request)))
+        request.answer(Answer.SUCCESS, body=encode_body(found, standard=True))
 
     def all_configs(self, request: RemotingRequest) -> None:
         """Answer the configurations of all topics."""
@@ -343,11 +343,19 @@ def _attributes(known: Mapping[str, str], changes: str) -> dict[str, str]:
         if match is None:
             text = f"attributes: {piece:.40}; write +NAME=VALUE or -NAME"
             raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+        _check_attribute(match[1] or match[3])
         if match[3] is not None:
             found.pop(match[3], None)
         else:
             found[match[1]] = match[2]
     return found
+
+
+def _check_attribute(name: str) -> None:
+    """Refuse a change of an attribute of hastore's, such as a group's settings."""
+    if name.startswith(OWN_ATTRIBUTES):
+        text = f"attributes: {name:.40} is hastore's own; a group's settings: updateSubGroup"
+        raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
 
 
 def altered(known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
@@ -358,6 +366,7 @@ def altered(known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, s
         if not name:
             text = f"attributes: {key!r:.40} is no name; write +NAME or -NAME"
             raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+        _check_attribute(name)
         if key.startswith("-"):
             found.pop(name, None)
         else:

@@ -11,6 +11,7 @@ from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.remoting import Answer, Code, Frame
 from hastore.record.topic_records import TopicConfig
 from hastore.server.api.server import ApiServer
+from hastore.server.remoting import topics
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.subscriptions import (
     ATTRIBUTE,
@@ -118,6 +119,23 @@ def test_a_change_of_the_topic_keeps_the_settings(
     assert made[0].find("g").retry_max_times == 5
 
 
+def test_the_settings_are_no_attribute_that_others_see_or_change(
+    client: RemotingClient, made: list[Subscriptions]
+) -> None:
+    assert update(client).code == Answer.SUCCESS
+    shown = json.loads(client.ask(Code.GET_TOPIC_CONFIG, {"topic": "%RETRY%g"}).body)
+    assert shown["attributes"] == {}
+    for change in (f"-{ATTRIBUTE}", f"+{ATTRIBUTE}={{}}"):
+        changed = asked("%RETRY%g", 4, 4, attributes=change)
+        answer = client.ask(Code.UPDATE_AND_CREATE_TOPIC, changed)
+        assert answer.code == Answer.INVALID_PARAMETER and "own" in (answer.remark or "")
+    listed = {"topicName": "%RETRY%g", "attributes": {f"-{ATTRIBUTE}": ""}}
+    body = json.dumps({"topicConfigList": [listed]}).encode()
+    answer = client.ask(Code.UPDATE_AND_CREATE_TOPIC_LIST, {}, body)
+    assert answer.code == Answer.INVALID_PARAMETER
+    assert made[0].find("g").retry_max_times == 5 and made[0].refusal("g") is not None
+
+
 def test_all_groups_with_settings_or_retries_are_listed(
     client: RemotingClient, backend: FakeBackend
 ) -> None:
@@ -167,8 +185,12 @@ def test_a_list_without_groups_or_with_too_many_is_refused(
 
 
 def test_settings_of_a_later_version_count_as_the_default_ones(
-    client: RemotingClient, backend: FakeBackend, made: list[Subscriptions]
+    client: RemotingClient,
+    backend: FakeBackend,
+    made: list[Subscriptions],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(topics, "_check_attribute", lambda _name: None)  # another version's record
     changed = asked("%RETRY%g", 1, 1, attributes=f"+{ATTRIBUTE}=later")
     assert client.ask(Code.UPDATE_AND_CREATE_TOPIC, changed).code == Answer.SUCCESS
     assert isinstance(backend.store.topic_table.recorded("%RETRY%g"), TopicConfig)

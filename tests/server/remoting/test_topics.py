@@ -109,7 +109,8 @@ def test_what_is_so_already_takes_no_room_in_the_log(
         ({"readQueueNums": "-1"}, "readQueueNums"),
         ({"writeQueueNums": str(MAX_QUEUES + 1)}, str(MAX_QUEUES)),
         ({"writeQueueNums": "9" * 30}, "writeQueueNums"),
-        ({"attributes": "a"}, "+NAME=VALUE"), ({"attributes": "+a=" + "b" * 9_000}, "attributes"),
+        ({"attributes": "a"}, "+NAME=VALUE"), ({"attributes": "-hastore.group"}, "own"),
+        ({"attributes": "+a=" + "b" * 9_000}, "attributes"),
     ],
 )  # fmt: skip
 def test_what_no_topic_can_be_is_refused(
