@@ -76,7 +76,7 @@ def make_door(
     door.ends_own, door.polls_own = ends.end_own, checks.polls.ask
     positions = GroupPositions(door)
     door.join(positions.handlers())
-    settings.groups_with_positions = positions.groups
+    settings.known_groups = lambda: {*positions.groups(), *groups.members.consumer_groups()}
     door.join(SlaveTables(door, positions, delay_offsets).handlers())
     door.join(SlaveRegistration(door, config).handlers())
     locks = LockRequests(door, positions)

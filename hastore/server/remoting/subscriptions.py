@@ -83,7 +83,7 @@ class Subscriptions:
         self._store = door.parts.backend.store
         self._changes = TopicChanges(door.parts.backend, door.parts.puts, door.parts.clock)
         self._read: dict[str, tuple[TopicConfig, GroupSettings]] = {}  # a cache
-        self.groups_with_positions: Callable[[], Iterable[str]] = tuple
+        self.known_groups: Callable[[], Iterable[str]] = tuple  # online, or with positions
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handler of each request's code."""
@@ -188,7 +188,8 @@ class Subscriptions:
     def settings_of(self, request: RemotingRequest) -> None:
         """Answer one group's settings."""
         group = needed(request.frame.fields, "group")
-        if self._store.topic_table.find(RETRY_PREFIX + group) is None:
+        known = self._store.topic_table.find(RETRY_PREFIX + group) is not None
+        if not known and (group.startswith(OWN_PREFIX) or group not in self.known_groups()):
             text = f"No group in this broker. group: {group}"
             raise RemotingRefusal(GROUP_NOT_EXIST, text)
         request.answer(
@@ -196,9 +197,9 @@ class Subscriptions:
         )
 
     def all_settings(self, request: RemotingRequest) -> None:
-        """Answer the settings of all groups that have settings, retries or positions."""
+        """Answer the settings of all groups that have settings, retries, members or positions."""
         table = self._store.topic_table
-        placed = [name for name in self.groups_with_positions() if not name.startswith(OWN_PREFIX)]
+        placed = [name for name in self.known_groups() if not name.startswith(OWN_PREFIX)]
 
         def read() -> bytes:
             found = {group: _as_json(group, DEFAULT) for group in placed}

@@ -12,6 +12,7 @@ from hastore.config.model import Config, NodeAddress, Role, StoreConfig
 from hastore.protocol.remoting import Answer, Code
 from hastore.server.remoting.forwarding import FORWARDED, ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
+from hastore.server.remoting.subscriptions import GROUP_NOT_EXIST
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.server.remoting.desk import Desk
@@ -96,3 +97,12 @@ def test_what_is_not_supported_is_answered_3(desk: WholeDesk) -> None:
         answer = client.ask(code, {"topic": "T", "consumerGroup": "G"})
         assert answer.code == Answer.REQUEST_CODE_NOT_SUPPORTED
         assert str(code) in str(answer.remark)
+
+
+def test_a_group_that_is_online_has_settings(desk: WholeDesk) -> None:
+    """As after RocketMQ's first heartbeat: mqadmin and dashboards ask for them."""
+    client, asked = desk.client(), {"group": "online"}
+    assert client.ask(Code.GET_SUBSCRIPTIONGROUP_CONFIG, asked).code == GROUP_NOT_EXIST
+    beat = b'{"clientID":"c","consumerDataSet":[{"groupName":"online"}]}'
+    assert client.ask(Code.HEART_BEAT, {}, beat).code == Answer.SUCCESS
+    assert client.ask(Code.GET_SUBSCRIPTIONGROUP_CONFIG, asked).code == Answer.SUCCESS

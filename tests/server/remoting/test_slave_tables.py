@@ -33,7 +33,7 @@ class Node:
         shown.status = lambda: {**known, "slaves": self.slaves}
         positions = GroupPositions(self.desk.door, memory_bytes=1 << 30)
         settings = Subscriptions(self.desk.door)
-        settings.groups_with_positions = positions.groups
+        settings.known_groups = positions.groups
         for one in (
             positions, settings, Topics(self.desk.door, "g0"),
             SlaveTables(self.desk.door, positions, self.delays),

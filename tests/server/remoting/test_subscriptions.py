@@ -149,6 +149,21 @@ def test_all_groups_with_settings_or_retries_are_listed(
     assert found["plain"]["retryMaxTimes"] == 16 and found["plain"]["groupName"] == "plain"
 
 
+def test_a_group_without_retries_has_settings_once_it_is_known(
+    client: RemotingClient, made: list[Subscriptions]
+) -> None:
+    """RocketMQ makes them with the first heartbeat; `getConsumerConfig` and dashboards ask."""
+    assert client.ask(ONE, {"group": "g"}).code == GROUP_NOT_EXIST
+    made[0].known_groups = lambda: {"g", "HASTORE_X"}
+    answer = client.ask(ONE, {"group": "g"})
+    assert answer.code == Answer.SUCCESS
+    found = json.loads(answer.body)
+    assert found["groupName"] == "g" and found["retryMaxTimes"] == 16
+    assert json.loads(client.ask(ALL).body)["subscriptionGroupTable"].keys() == {"g"}
+    for other in ("h", "HASTORE_X"):
+        assert client.ask(ONE, {"group": other}).code == GROUP_NOT_EXIST
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
