@@ -681,9 +681,12 @@ class LogStore:
         return self.replay.wait_dispatched(offset, timeout_s)
 
     def delivery_queue(self, topic: str, queue_id: int) -> int:
-        """Return the queue of a topic that gets a delayed message which was put to `queue_id`."""
+        """Return the queue of a topic that gets a message which was put to `queue_id` earlier.
+
+        That is its own one as long as producers or consumers have it.
+        """
         config = self.topic_table.recorded(topic)
-        queues = 0 if config is None else config.write_queues
+        queues = 0 if config is None else max(config.read_queues, config.write_queues)
         return self._table.delivery_queue(
             topic.encode("utf-8", "surrogateescape"), queue_id, queues
         )

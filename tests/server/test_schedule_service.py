@@ -992,7 +992,8 @@ def set_topic(store, config):
         (TopicConfig("T", 4, 4, PERM_READ), [0, 3, 0]),
         (TopicConfig("T", 4, 4, 0), [0, 3, 0]),
         (TopicConfig("T", 2, 2, PERM_READ), [0, 0, 0]),
-        (TopicConfig("T", 4, 0), [0, 0, 0]),
+        (TopicConfig("T", 4, 0), [0, 3, 0]),  # consumers still read its queue: the order stays
+        (TopicConfig("T", 3, 0), [0, 0, 0]),
     ],
 )
 def test_a_topic_that_takes_no_messages_gets_those_that_were_accepted(store, clock, topic, places):
@@ -1007,6 +1008,19 @@ def test_a_topic_that_takes_no_messages_gets_those_that_were_accepted(store, clo
     assert [one.queue_id for one in records_of(store) if one.topic == "T"] == places
     [[refused]] = store.put_encoded([message(1, topic="T")])  # others are refused still
     assert refused.status is Status.MESSAGE_ILLEGAL
+
+
+@pytest.mark.parametrize(("read", "write", "place"), [(4, 1, 3), (1, 4, 3), (3, 2, 0)])
+def test_a_message_keeps_its_queue_as_long_as_somebody_has_it(store, clock, read, write, place):
+    """Another queue would overtake the messages of its own that consumers still read."""
+    set_topic(store, TopicConfig("T", 4, 4))
+    service = service_of(Master(store), clock)
+    put_waiting(store, waiting(1, 1, queue_id=3))
+    set_topic(store, TopicConfig("T", read, write))
+    clock.move(1_000)
+    settle(service, store)
+    check_log(store, drained=True)
+    assert [one.queue_id for one in records_of(store) if one.topic == "T"] == [place]
 
 
 def test_a_smaller_limit_of_messages_refuses_none_that_was_accepted(tmp_path, clock):

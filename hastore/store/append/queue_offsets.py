@@ -62,8 +62,8 @@ class QueueOffsetTable:
     def delivery_queue(self, topic: bytes, queue_id: int, queues: int) -> int:
         """Return the queue in which a message of `queue_id` is delivered: its own one, or queue 0.
 
-        `queues` is how many the topic has by its record, 0 without one. A topic that takes no
-        messages for now gets it in its own queue all the same.
+        `queues` is how many the topic has by its record, for consumers or producers, 0 without one.
+        A topic that takes no messages for now gets it in its own queue all the same.
         """
         if self.next(topic, queue_id) is not None or 0 <= queue_id < queues:
             return queue_id
