@@ -158,7 +158,7 @@ def waiting_properties(
     Raises MessageIllegalError if they leave less than `room` bytes for what it gets later.
     """
     place = {"REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
-    raw = encode_properties(in_java_order({**properties, **place}))
+    raw = encode_properties(in_java_order({**properties, **place}), as_stored=True)
     if len(raw) + room > MAX_PROPERTIES_BYTES:
         raise MessageIllegalError(
             f"{len(raw)} bytes of properties; a {kind} message may have"
@@ -273,7 +273,7 @@ def sent_back(record: Record, retry: Retry, levels: int = len(DELAYS_MS)) -> byt
     if waiting is not None:
         topic, queue_id, raw = waiting
     else:
-        raw = encode_properties(in_java_order(properties))
+        raw = encode_properties(in_java_order(properties), as_stored=True)
     topic.encode()  # raises UnicodeEncodeError for a group's name that is not Unicode
     return encode_moved(
         record, topic, queue_id,

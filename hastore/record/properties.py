@@ -54,19 +54,33 @@ _CACHED_NAMES = 32  # the order of more names is not remembered
 _TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}|%(RETRY|DLQ)%[A-Za-z0-9_%|-]{1,248}", re.ASCII)
 
 
-def encode_properties(pairs: Sequence[tuple[str, str]]) -> bytes:
+def encode_properties(pairs: Sequence[tuple[str, str]], *, as_stored: bool = False) -> bytes:
     """Join pairs of name and value as RocketMQ 5.3 does, with a final 0x02.
 
-    Raises MessageIllegalError if a name or value holds a separator, or the result is too long.
+    `as_stored`: of a message of RocketMQ's clients, whose values may hold 0x01: a name ends at the
+    first one. Raises MessageIllegalError if another name or value holds a separator, or the result
+    is too long.
     """
     raw = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode(
         "utf-8", "surrogateescape"
     )
-    if raw.count(b"\x01") != len(pairs) or raw.count(b"\x02") != len(pairs):
+    if as_stored:
+        is_split = any(NAME_END in name for name, _ in pairs)
+    else:
+        is_split = raw.count(b"\x01") != len(pairs)
+    if is_split or raw.count(b"\x02") != len(pairs):
         raise MessageIllegalError("a property's name or value holds a separator (0x01 or 0x02)")
     if len(raw) > MAX_PROPERTIES_BYTES:
         raise MessageIllegalError(f"{len(raw)} bytes of properties; at most {MAX_PROPERTIES_BYTES}")
     return raw
+
+
+def is_well_formed(raw: bytes) -> bool:
+    """Whether raw properties, of which there are some, can be `name 0x01 value 0x02` pairs.
+
+    As in RocketMQ, a value may hold 0x01.
+    """
+    return raw[-1:] == b"\x02" and raw.count(b"\x01") >= raw.count(b"\x02")
 
 
 def decode_properties(raw: bytes) -> list[tuple[str, str]]:

@@ -263,7 +263,7 @@ def set_aside(raw: bytes, checks: int) -> bytes:
         name: value for name, value in record.property_pairs if name not in OWN_PROPERTIES
     }
     properties[CHECK_TIMES] = str(checks)
-    made = encode_properties(in_java_order(properties))
+    made = encode_properties(in_java_order(properties), as_stored=True)
     return _ending(record, ASIDE_TOPIC, 0, made, record.sys_flag & ~FLAG_ROLLBACK)
 
 

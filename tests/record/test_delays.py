@@ -1,5 +1,7 @@
 """Delayed messages and retries as records: what a RocketMQ 5.3.3 broker wrote, and the rules."""
 
+import dataclasses
+
 import pytest
 
 from hastore.config.model import StoreConfig
@@ -156,6 +158,15 @@ def test_a_message_that_is_sent_back_waits_and_knows_where_it_came_from():
     assert (dead.topic, dead.queue_id, dead.reconsume_times) == ("%DLQ%g", 0, 2)
     assert known["ORIGIN_MESSAGE_ID"] == first.message_id and known["RETRY_TOPIC"] == "T"
     assert known["DELAY"] == "0" and "HS_DELAYED" not in known
+
+
+def test_a_message_of_rocketmqs_log_with_0x01_in_a_value_can_be_sent_back():
+    first = message(0, ("UNIQ_KEY", "k"), ("odd", "a-b"))
+    first = dataclasses.replace(first, properties=first.properties.replace(b"a-b", b"a\x01b"))
+    waits = decode_record(sent_back(first, Retry("%RETRY%g", 0, 3)))
+    dead = decode_record(sent_back(first, Retry("%DLQ%g", 0, 0)))
+    for found in (waits, dead):
+        assert dict(decode_properties(found.properties))["odd"] == "a\x01b"
 
 
 def test_a_half_message_cannot_be_sent_back():

@@ -1045,7 +1045,7 @@ def test_properties_that_only_a_broker_takes_are_delivered(store, clock, monkeyp
     raw = waiting(0, 1, **more).replace(b"a-b", b"a\x01b")
     with monkeypatch.context() as patch:
         patch.setattr(properties, "MAX_KEYS", 1_000)
-        patch.setattr(validation, "_is_well_formed", lambda _: True)
+        patch.setattr(validation, "is_well_formed", lambda _: True)
         put_waiting(store, raw, waiting(1, 1))
     clock.move(2_000)
     service = service_of(Master(store), clock)

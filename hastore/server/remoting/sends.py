@@ -66,6 +66,7 @@ from hastore.record.properties import (
     MAX_KEYS,
     PID_MARK,
     in_java_order,
+    is_well_formed,
     keys_of,
     producer_of,
     without_properties,
@@ -587,7 +588,7 @@ def _check_properties(raw: bytes) -> None:
     """Refuse properties that the store would refuse; raises RemotingRefusal."""
     if len(raw) > MAX_PROPERTIES_BYTES:
         raise _illegal(f"{len(raw)} bytes of properties; at most {MAX_PROPERTIES_BYTES}")
-    if raw[-1:] != b"\x02" or raw.count(b"\x01") != raw.count(b"\x02"):
+    if not is_well_formed(raw):
         raise _illegal("the properties are no `name 0x01 value 0x02` pairs")
     words = words_of_keys(raw)
     if words:

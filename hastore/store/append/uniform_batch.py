@@ -39,6 +39,7 @@ from hastore.record.log_format import (
 from hastore.record.properties import (
     MAX_SEQ_DIGITS,
     SEQ,
+    is_well_formed,
     producer_of,
     sole_producer,
     words_of_keys,
@@ -184,7 +185,7 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
     sole = sole_producer(properties)
     if sole is not None:
         return sole[0], int(sole[1]), tail[: -1 - len(sole[1])]
-    if properties[-1] != 2 or properties.count(b"\x01") != properties.count(b"\x02"):
+    if not is_well_formed(properties):
         return None
     if words_of_keys(properties) or MARK_BYTES in properties or DELAY_BYTES in properties:
         return None

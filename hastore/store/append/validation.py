@@ -42,6 +42,7 @@ from hastore.record.properties import (
     MAX_KEYS,
     check_topic,
     find_property,
+    is_well_formed,
     producer_of,
     words_of_keys,
 )
@@ -174,7 +175,7 @@ class PutValidator:
                 or body_size > max_body
                 or size > most
                 # A delivery's properties are those that the log has already, perhaps a broker's.
-                or (properties and not delivers and not _is_well_formed(properties))
+                or (properties and not delivers and not is_well_formed(properties))
                 or (not delivers and words_of_keys(properties))
                 or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
             ):
@@ -321,10 +322,6 @@ def _ends_transaction(payload: bytes, at: int, flags: int) -> str | None:
 
 def _no_uniform_batch(_payload: bytes) -> None:
     """Return None: a uniform batch has IPv4 hosts only, and this store's host is IPv6."""
-
-
-def _is_well_formed(properties: bytes) -> bool:
-    return properties[-1] == 2 and properties.count(b"\x01") == properties.count(b"\x02")
 
 
 def _unreadable(payload: bytes, at: int) -> PutResult:

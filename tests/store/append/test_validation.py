@@ -39,6 +39,15 @@ def test_each_bad_record_is_refused_alone(tmp_path: Path) -> None:
         assert bodies(store) == [decode_record(message(n)).body for n in (0, 8)]
 
 
+def test_a_value_may_hold_the_byte_that_ends_a_name(tmp_path: Path) -> None:
+    """As RocketMQ's clients may send it; a piece without that byte is no property."""
+    odd = message(1).replace(b"KEYS\x01k", b"KEYS\x01\x01")
+    assert odd != message(1)
+    with kit.opened(tmp_path) as store:
+        (results,) = store.put_encoded([odd + message(2).replace(b"KEYS\x01", b"KEYS\x02")])
+        assert [one.status for one in results] == [Status.PUT_OK, Status.MESSAGE_ILLEGAL]
+
+
 @pytest.mark.parametrize("shape", ["uniform", "mixed", "IPv6", "numbered"])
 @pytest.mark.parametrize("kind", [Classic, Ledger])
 def test_a_record_has_a_bounded_number_of_keys(tmp_path: Path, kind: Any, shape: str) -> None:
