@@ -23,9 +23,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from hastore.addresses import address_text
-from hastore.errors import UsageError
+from hastore.errors import HastoreError, UsageError
 from hastore.protocol.remoting import Answer, Code, Frame, encode_body
+from hastore.record.codec import decode_record
 from hastore.record.sql_filter import SqlError, compile_sql
+from hastore.server.api.backend import ApiStore
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
@@ -432,6 +434,21 @@ def read_aside(
     whom = request.connection or door
     if not door.parts.cold.accept(whom, read, finish):
         raise RemotingRefusal(Answer.SYSTEM_BUSY, TOO_MANY)
+
+
+def stored_ms(store: ApiStore, topic: str, queue: int, at: int, limit: int) -> int:
+    """Return when a queue's message was stored; 0 if it is gone, damaged, or cannot be read.
+
+    The reader itself tells of damage. All else that a tool asked for is of use without this time,
+    most of all then.
+    """
+    try:
+        found = store.reader.pull(
+            topic, queue, at, max_messages=1, max_bytes=1, limit_offset=limit, check_bodies=False,
+        )  # fmt: skip
+        return decode_record(found.records).store_timestamp_ms if found.count else 0
+    except (HastoreError, OSError):
+        return 0
 
 
 def needed(fields: Mapping[str, str], name: str) -> str:

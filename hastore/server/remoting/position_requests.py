@@ -17,10 +17,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from hastore.protocol.remoting import Answer, Code, Pairs, encode_body
-from hastore.record.codec import decode_record
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_positions import GroupPositions
-from hastore.server.remoting.group_requests import Members, needed, number, read_aside
+from hastore.server.remoting.group_requests import (
+    Members,
+    needed,
+    number,
+    read_aside,
+    stored_ms,
+)
 from hastore.server.remoting.routes import RETRY, TopicView
 
 READ_MS = 3_000.0  # for all reads of one request
@@ -188,16 +193,11 @@ class PositionRequests:
         store = self._store
         known = store.reader.readable_range(one.topic, one.queue, store.readable_offset)
         end, at = 0 if known is None else known[1], one.position or 0
-        stored_ms = 0
+        last_ms = 0
         if known is not None and known[0] < at <= end and self._clock.monotonic_ms() < until_ms:
-            pulled = store.reader.pull(
-                one.topic, one.queue, at - 1, max_messages=1, max_bytes=1,
-                limit_offset=store.readable_offset, check_bodies=False,
-            )  # fmt: skip
-            if pulled.count:
-                stored_ms = decode_record(pulled.records, 0).store_timestamp_ms
+            last_ms = stored_ms(store, one.topic, one.queue, at - 1, store.readable_offset)
         return {
-            "brokerOffset": end, "consumerOffset": at, "lastTimestamp": stored_ms, "pullOffset": at,
+            "brokerOffset": end, "consumerOffset": at, "lastTimestamp": last_ms, "pullOffset": at,
         }  # fmt: skip
 
     def _as_json(self, one: _Queue) -> dict[str, Any]:

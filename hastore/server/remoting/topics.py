@@ -18,11 +18,10 @@ import msgspec
 from hastore.errors import MessageIllegalError, Status
 from hastore.protocol.api import Put, PutDone
 from hastore.protocol.remoting import Answer, Code, Pairs, encode_body
-from hastore.record.codec import decode_record
 from hastore.record.topic_records import MAX_ATTRIBUTES_BYTES, TopicConfig
 from hastore.server.api.topics import Respond, TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
-from hastore.server.remoting.group_requests import needed, number, read_aside
+from hastore.server.remoting.group_requests import needed, number, read_aside, stored_ms
 from hastore.server.remoting.routes import OWN, TopicView
 
 WAIT_MS = 4_000  # for a confirmation; mqadmin waits 5 s
@@ -216,9 +215,9 @@ class Topics:
         """Return the body of an answer; a thread that may wait for the disk calls it."""
         table = Pairs()
         for queue in range(count):
-            low, high, stored_ms = self._range_of(topic, queue)
+            low, high, last_ms = self._range_of(topic, queue)
             place = {"brokerName": self._group, "queueId": queue, "topic": topic}
-            offsets = {"lastUpdateTimestamp": stored_ms, "maxOffset": high, "minOffset": low}
+            offsets = {"lastUpdateTimestamp": last_ms, "maxOffset": high, "minOffset": low}
             table.append((place, offsets))
         return encode_body({"offsetTable": table, "topicPutTps": 0.0})
 
@@ -228,11 +227,7 @@ class Topics:
         low, high = store.queues.queue_range(topic, queue) or (0, 0)
         if low >= high:
             return low, high, 0
-        last = store.reader.pull(
-            topic, queue, high - 1,
-            max_messages=1, max_bytes=1, limit_offset=store.max_offset, check_bodies=False,
-        )  # fmt: skip
-        return low, high, decode_record(last.records).store_timestamp_ms if last.count else 0
+        return low, high, stored_ms(store, topic, queue, high - 1, store.max_offset)
 
     def _find(self, request: RemotingRequest) -> TopicConfig:
         name = needed(request.frame.fields, "topic")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
+from hastore.errors import CorruptRecordError
 from hastore.fs.memory import MemoryFileSystem
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.remoting import Answer, Code
@@ -15,7 +17,7 @@ from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.position_requests import QUEUES_MAX, PositionRequests
 from hastore.server.remoting.routes import TopicView
 from hastore.store.append.topic_table import TopicTable
-from tests.api_fakes import FakeBackend
+from tests.api_fakes import FakeBackend, FakePull
 from tests.server.api.kit import record
 from tests.server.remoting.desk import Desk
 from tests.server.remoting.test_groups import java, subscribed
@@ -95,6 +97,24 @@ def test_the_progress_of_a_group(node: Node) -> None:
         assert {topic for topic, _ in found} == topics
     unknown = node.admin.ask(Code.GET_CONSUME_STATS, {"consumerGroup": "X"})
     assert (unknown.code, table(unknown.body)) == (0, {})
+
+
+def test_a_damaged_message_does_not_hide_the_progress(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.commit(4)
+    read = node.backend.store.pull
+
+    def pull(topic: str, *place: Any, **more: Any) -> FakePull:
+        if topic == "T":
+            raise CorruptRecordError("the record at offset 0 is damaged")
+        return read(topic, *place, **more)
+
+    monkeypatch.setattr(node.backend.store, "pull", pull)
+    answer = node.admin.ask(Code.GET_CONSUME_STATS, {"consumerGroup": "G"})
+    assert table(answer.body)["T", 0] == {
+        "brokerOffset": 10, "consumerOffset": 4, "lastTimestamp": 0, "pullOffset": 4,
+    }  # fmt: skip
 
 
 def test_who_consumes_a_topic(node: Node) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hastore.errors import Status
+from hastore.errors import CorruptRecordError, Status
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.remoting import Answer, BatchMessage, Frame, encode_batch
 from hastore.record.topic_records import MAX_QUEUES, TOPICS_TOPIC, TopicConfig
@@ -259,6 +259,21 @@ def test_a_producer_that_wants_fewer_queues_creates_a_topic_with_these(
         assert backend.store.topic_table.recorded("U") is None  # as many as every topic has
         assert client.ask(SEND, send_fields("V", 1, d="1"), b"x").code != Answer.SUCCESS
         client.close()
+
+
+def test_a_damaged_message_does_not_hide_the_ranges(
+    client: RemotingClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(client)
+    assert client.ask(SEND, send_fields(), b"body").code == Answer.SUCCESS
+
+    def pull(*_: object, **_more: object) -> None:
+        raise CorruptRecordError("the record at offset 0 is damaged")
+
+    monkeypatch.setattr(backend.store, "pull", pull)
+    answer = client.ask(STATS, {"topic": "T"})
+    assert answer.code == Answer.SUCCESS
+    assert b'{"lastUpdateTimestamp":0,"maxOffset":1,"minOffset":0}' in answer.body
 
 
 def test_all_topics_and_the_ranges_of_one(client: RemotingClient, backend: FakeBackend) -> None:
