@@ -300,6 +300,9 @@ class FakeStore:
     def note_damage(self, offset: int) -> None:
         self.damaged.append(offset)
 
+    def first_record(self) -> Record | None:
+        return self.record_at(self.min_offset)
+
     def record_at(self, offset: int) -> Record | None:
         return decode_record(self.log, offset) if offset in self.starts else None
 

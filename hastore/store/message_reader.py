@@ -423,6 +423,10 @@ class MessageReader:
         raw = self.record_bytes(offset)
         return None if raw is None else decode_record(raw)
 
+    def first_record(self) -> Record | None:
+        """Return the first record of the log; None if it begins with none, or a damaged one."""
+        return self.record_at(self._log.min_offset + self._log.form.lead)
+
     def search_key(
         self,
         topic: str,

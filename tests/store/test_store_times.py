@@ -84,6 +84,18 @@ def opened(kind: Any, root: Path, clock: Clock, **changes: Any) -> Iterator[Any]
         node.store.close()
 
 
+@both
+def test_the_first_record_of_the_log_is_found(tmp_path: Path, kind: Any) -> None:
+    """In mode dledger it lies behind the header of its entry."""
+    clock = Clock()
+    with opened(kind, tmp_path, clock) as node:
+        assert node.messages.reader.first_record() is None
+        node.put(0)
+        node.put(1)
+        found = node.messages.reader.first_record()
+        assert found is not None and found.keys == ["key0"]
+
+
 def stamps(store: LogStore, queue_id: int = 0) -> list[tuple[int, int]]:
     """(queue offset, store time) of all messages of a queue."""
     assert store.wait_dispatched(store.whole_offset, 60), store.problems

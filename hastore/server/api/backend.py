@@ -78,6 +78,10 @@ class ApiReader(PullSource, Protocol):
         """Return the record that begins at an offset; None if there is none."""
         ...
 
+    def first_record(self) -> Record | None:
+        """Return the first record of the log; None if it begins with none."""
+        ...
+
     def readable_range(
         self, topic: str, queue_id: int, limit_offset: int
     ) -> tuple[int, int] | None:

@@ -143,7 +143,7 @@ class Admin:
             "waitingPuts": status["waiting_puts"],  # a name of hastore's
         }
         found["consumeQueueDiskRatio"] = found["commitLogDiskRatio"]
-        earliest = store.reader.record_at(store.min_offset) if store.readable_offset else None
+        earliest = store.reader.first_record() if store.readable_offset else None
         if earliest is not None:
             found["earliestMessageTimeStamp"] = earliest.store_timestamp_ms
         return {key: str(value) for key, value in sorted(found.items())}
