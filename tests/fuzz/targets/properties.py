@@ -16,9 +16,11 @@ from hastore.record.properties import (
     find_property,
     in_java_order,
     inner_count,
+    is_well_formed,
     keys_of,
     producer_of,
     sole_producer,
+    stored_tags,
     without_properties,
     words_of_keys,
 )
@@ -98,6 +100,8 @@ def one(data: bytes) -> None:
     for name, _ in escaped:
         if name and b"\x02" not in name:
             assert find_property(raw, name) == next(v for n, v in escaped if n == name)
+    tags = [value for name, value in escaped if name == b"TAGS"]
+    assert stored_tags(raw) == (next(filter(None, reversed(tags)), b"") if tags else None)
     assert sorted(in_java_order(dict(pairs))) == sorted(dict(pairs).items())
     words = words_of_keys(raw)
     assert words == 0 or words > MAX_KEYS
@@ -111,8 +115,10 @@ def one(data: bytes) -> None:
         found = producer_of(raw)
     _same_without_the_fast_ways(raw, found)
     with kit.documented(MessageIllegalError):
+        stored = encode_properties(pairs, as_stored=True)  # too long, at most
+        assert decode_properties(stored) == pairs and (not pairs or is_well_formed(stored))
         again = encode_properties(pairs)
-    assert decode_properties(again) == pairs
+    assert again == stored
 
 
 def _same_without_the_fast_ways(raw: bytes, found: tuple[bytes, int] | None) -> None:
