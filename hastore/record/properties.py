@@ -217,7 +217,7 @@ MAX_PID_BYTES = 64
 MAX_SEQ_DIGITS = 18
 _SEQ_MARK = SEQ + b"\x01"
 _THEN_SEQ = b"\x02" + _SEQ_MARK
-_USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1,18})(?:\x02|$)")
+_USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1,18})(?:\x02|\Z)")
 
 
 def producer_of(properties: bytes) -> tuple[bytes, int] | None:

@@ -25,6 +25,8 @@ def test_ids_are_found_wherever_they_stand() -> None:
     pairs = [("XHS_PID", "no"), ("HS_SEQ", "5"), ("KEYS", "k"), ("HS_PID", "p")]
     assert producer_of(encode_properties(pairs)) == (b"p", 5)
     assert producer_of(encode_properties([("HS_PID", "p"), ("HS_SEQ", "6")])[:-1]) == (b"p", 6)
+    with pytest.raises(ValueError, match="decimal number"):
+        producer_of(encode_properties([("HS_PID", "p"), ("HS_SEQ", "6\n")])[:-1])
     assert producer_of(encode_properties([("XHS_PID", "p"), ("HS_SEQ", "6")])) is None
     assert producer_of(b"") is None
 

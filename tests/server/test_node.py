@@ -166,7 +166,7 @@ def test_retention_goes_on_after_a_failure(
     node = Node(msgspec.structs.replace(config, store=store), lambda: None)
     calls: list[Exception | None] = [StoreError("a file is gone"), OSError(5, "EIO"), None]
 
-    def delete_expired(_hold: int | None) -> int:
+    def delete_expired(*_: object) -> int:
         failure = calls.pop(0) if len(calls) > 1 else None
         if failure is not None:
             raise failure

@@ -157,7 +157,7 @@ class _LookUp(Service):
         except OSError as failure:
             self.problem = failure
         except ValueError as failure:  # UnicodeError too
-            self.problem = OSError(f"{self.host!r} is no name of a host: {failure}")
+            self.problem = OSError(f"{self.host} is no name of a host: {failure}")
         finally:  # also after any other failure
             with self.lock:
                 self.under_way.pop(self.host, None)

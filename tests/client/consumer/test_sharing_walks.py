@@ -113,7 +113,7 @@ def test_a_world_finds_a_member_that_believes_too_long(monkeypatch: pytest.Monke
 def test_a_walk_finds_a_node_that_takes_commits_without_a_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One in ten walks does; this one replays."""
+    """One in five walks does; this one replays."""
     monkeypatch.setattr(OwnMembers, "fence", lambda _self, _commit: None)
     with pytest.raises(AssertionError):
-        take_walk(7_004, monkeypatch)
+        take_walk(7_007, monkeypatch)

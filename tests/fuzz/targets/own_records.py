@@ -186,7 +186,7 @@ def _moved(raw: bytes) -> None:
         parts = find_parts(one, 0, len(one))
         assert parts is not None and parts[0] == len(one)
         decode_record(one)
-    if refusals and not made:
+    if refusals and (not made or len(raw) % 4 == 0):  # each place that refuses is to be met
         with kit.documented(CorruptRecordError, MessageIllegalError):
             raise refusals[len(raw) % len(refusals)]
 
