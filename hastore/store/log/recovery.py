@@ -24,7 +24,7 @@ import logging
 from dataclasses import dataclass
 
 from hastore.errors import StoreBrokenError, StoreError
-from hastore.record.codec import check_unreadable
+from hastore.record.codec import check_unreadable, find_parts
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC, header_struct, store_at
 from hastore.record.log_format import (
     ENTRY_HEADER_BYTES,
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _SYS_FLAG = header_struct("sys_flag")
 _WINDOW_BYTES = 4 << 20
 _FOREIGN_FILES = 3
+_SECTOR = 512  # bytes that a disk writes as a whole
+_NOWHERE = 1 << 62  # beyond any offset of a log
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class _Scan:
     rewrite: bool
     check: Check
     form: LogFormat
+    synced: int  # from here on a power loss may have taken sectors
     records: int = 0
     last_store_timestamp_ms: int = 0
 
@@ -106,7 +109,12 @@ def recover(
     start = _start_of_scan(
         commit_log, limits, first, clean=clean and not page_lost, same_boot=same_boot
     )
-    scan = _scan(commit_log, start, unreadable=from_rocketmq and limits is not None)
+    power_lost = limits is not None and not clean and not same_boot
+    scan = _scan(
+        commit_log, start,
+        unreadable=from_rocketmq and limits is not None,
+        synced=flushed if power_lost else _NOWHERE,
+    )  # fmt: skip
     if scan.end < protected:
         raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
     if limits is None and scan.form.lead:
@@ -183,13 +191,22 @@ def _start_of_scan(
     return min(max(first, start), last_file)
 
 
-def _scan(commit_log: CommitLog, start: int, *, unreadable: bool, rewrite: bool = False) -> _Scan:
+def _scan(
+    commit_log: CommitLog,
+    start: int,
+    *,
+    unreadable: bool,
+    rewrite: bool = False,
+    synced: int = _NOWHERE,
+) -> _Scan:
     """Read records from `start` to the log's end; with `unreadable` also undecodable ones.
 
-    With `rewrite` what was read is written again, once it is known to be sound.
+    With `rewrite` what was read is written again, once it is known to be sound. From `synced` on a
+    sector of a record may be missing.
     """
     form = commit_log.form
-    scan = _Scan(start, start, start, unreadable, rewrite, form.chain(units=not rewrite), form)
+    check = form.chain(units=not rewrite)
+    scan = _Scan(start, start, start, unreadable, rewrite, check, form, synced)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
             break
@@ -213,6 +230,8 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
         while size := check_item(data, at, end, scan.end) or (
             scan.unreadable and check_unreadable(data, at, end, scan.end)
         ):
+            if not lead and scan.end >= scan.synced and _is_torn(data, at, end, position):
+                return False
             if not lead or form.holds_record(data, at, size):
                 flags = _SYS_FLAG.unpack_from(data, at + lead)[0]
                 stamp = at + lead + store_at(flags)
@@ -234,6 +253,23 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
         else:
             wanted = file.size
     return True
+
+
+def _is_torn(data: memoryview, at: int, end: int, position: int) -> bool:
+    """Whether a sector of a record's properties was never written: only its body has a CRC.
+
+    `position` is that of `data` in the file.
+    """
+    parts = find_parts(data, at, end)
+    if parts is None:  # RocketMQ's, and unreadable
+        return False
+    low, stop = parts[8], at + parts[0]
+    while low < stop:
+        high = min(stop, low + _SECTOR - (position + low) % _SECTOR)
+        if not any(data[low:high]):
+            return True
+        low = high
+    return False
 
 
 def _may_be_longer(form: LogFormat, data: memoryview, at: int, left: int, wanted: int) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from hastore.errors import StoreBrokenError, StoreError, StoreInUseError
 from hastore.fs.filesystem import REAL
-from hastore.record.codec import check_record, decode_record
+from hastore.record.codec import build_record, check_record, decode_record
 from hastore.store.message_store import MessageStore
 from hastore.store.state import limits as limits_module
 from hastore.store.state.limits import LimitsPage, read_limits
@@ -94,6 +94,35 @@ def test_a_torn_tail_is_cut_and_cleared(tmp_path: Path, power_loss: bool) -> Non
         assert bodies(store)[10:] == wanted[:2]
         assert not any(read_log(copy)[end - size : FILE_SIZE])
         assert put(store, message(99))[0].offset == end - size
+
+
+@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize("sector", ["first", "middle"])
+def test_a_record_without_a_sector_of_its_properties_is_torn(
+    tmp_path: Path, sector: str, synced: bool
+) -> None:
+    """They have no CRC. What was synced is as it was written."""
+    with opened(tmp_path / "a") as store:
+        fill(store, 3)
+        store.flush()
+        torn = store.max_offset
+        properties = [("KEYS", "k"), ("long", "x" * 2_000)]
+        raw = build_record(
+        "TopicA", b"body",
+        queue_id=0, properties=properties, born_timestamp_ms=1, born_host=HOST,
+    )  # fmt: skip
+        put(store, raw)
+        if synced:
+            store.flush()
+        fill(store, 1)
+        copy = crash_copy(store, tmp_path / "b")
+    begin = torn + raw.index(b"KEYS")
+    at = begin if sector == "first" else begin + 1_024 - begin % 512
+    scribble(log_file(copy), at, bytes(512 - at % 512))
+    forget_boot(copy)
+    with opened(copy) as store:
+        assert (store.max_offset == torn) is not synced
+        assert len(bodies(store)[:3]) == 3
 
 
 def test_valid_records_after_a_hole_do_not_come_back(tmp_path: Path) -> None:
