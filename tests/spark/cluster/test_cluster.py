@@ -116,6 +116,7 @@ def test_a_job_reads_and_writes_while_an_executor_is_killed(cluster, store, node
     assert f"copy {expected({0})}" in lines
 
 
+@pytest.mark.long
 @pytest.mark.slow("Spark's driver and two executors start, and Python in each")
 def test_spark_submit_brings_the_wheel_to_executors_that_lack_it(cluster, store, wheel, tmp_path):
     """By `--py-files`, with the wheel as a zip; the executors have only its dependencies."""

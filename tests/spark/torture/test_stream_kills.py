@@ -33,7 +33,7 @@ from tests.process.harness import ROOT, wait_until
 from tests.spark.conftest import require_java
 from tests.spark.torture.checkpoints import committed_batches
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.long]
 
 CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "4"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
