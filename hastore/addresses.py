@@ -1,6 +1,6 @@
-"""HOST:PORT of nodes and servers and zk://... of ZooKeeper, in configurations and of clients. Pure.
+"""HOST:PORT of nodes, zk://... of ZooKeeper and file:/... of folders, as users write them.
 
-No host name is looked up. The addresses that a client starts from, "tcp://HOST:PORT", are
+Pure: no host name is looked up. The addresses that a client starts from, "tcp://HOST:PORT", are
 checked in client/connections/bootstrap.py.
 """
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from hastore.errors import UsageError
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
+_FOLDER_URL = re.compile(r"^file:(//(localhost)?)?(?=/(?!/))", re.IGNORECASE)
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
@@ -44,13 +45,38 @@ def is_loopback(host: str) -> bool:
     """Return whether a host is a loopback address or `localhost`; False for other names."""
     if host == "localhost":
         return True
-    try:
-        ip = ipaddress.ip_address(host)
+    try:  # Python before 3.13 does not take a mapped 127.0.0.1 for loopback
+        return ipaddress.ip_address(plain_host(host)).is_loopback
     except ValueError:
         return False
-    # A socket of IPv6 shows an IPv4 client so; Python before 3.13 does not look at what is mapped.
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_loopback
+
+
+def plain_host(host: str) -> str:
+    """Return a numeric address; that of an IPv4 host as itself, also from a socket of IPv6.
+
+    Raises ValueError for what looks like an IPv6 address and is none.
+    """
+    if ":" not in host:
+        return host
+    mapped = ipaddress.IPv6Address(host).ipv4_mapped
+    return host if mapped is None else str(mapped)
+
+
+def is_numeric(host: str) -> bool:
+    """Return whether a host is an address, and not a name that must be looked up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def folder_of_url(text: str) -> str:
+    """Return the path that file:/FOLDER or file:///FOLDER names; all else as it is.
+
+    Percent-escapes are not decoded.
+    """
+    return _FOLDER_URL.sub("", text)
 
 
 def is_wildcard(host: str) -> bool:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from hastore.addresses import folder_of_url
 from hastore.backup.manifest import LOG, MANIFESTS, PARTIAL, STATE
 from hastore.errors import (
     HastoreError,
@@ -29,7 +30,6 @@ FOLDERS = (MANIFESTS, LOG, STATE)
 _LOCK = "lock"
 _SYNC_BYTES = 32 << 20
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://|^[a-z0-9]+::")
-_FOLDER_URL = re.compile(r"^file:(//(localhost)?)?(?=/(?!/))", re.IGNORECASE)
 _FSSPEC_MISSING = 'a target with a URL needs fsspec: pip install "hastore[backup]"'
 
 
@@ -91,7 +91,7 @@ def open_target(place: str, fs: FileSystem = REAL) -> Target:
 
     Raises UsageError for a URL without fsspec, or that it does not know, and for a relative one.
     """
-    place = _FOLDER_URL.sub("", place)
+    place = folder_of_url(place)
     if place.lower().startswith("file:"):
         raise UsageError(
             f"{place} names no folder of this machine: write the whole path, file:///FOLDER"

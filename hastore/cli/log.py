@@ -66,14 +66,14 @@ def dump_command(
     stop = inspect.begin_of(path) if start is None else None
     for entry in inspect.dump(path, start, end, bodies=bodies):
         # Only of the first one, since the others are adjacent; retention may have moved the begin.
-        if stop is not None and _place(entry) > stop == inspect.begin_of(path):
+        if stop is not None and inspect.place_of(entry) > stop == inspect.begin_of(path):
             print_error(f"{path}: no record at offset {stop}: the log is damaged there")
             code = STORE
-        stop = _place(entry) + int(entry["size"])
+        stop = inspect.place_of(entry) + int(entry["size"])
         if as_json:
             print_json(entry)
         elif entry.get("blank"):
-            print(f"{_place(entry):>16} {entry['size']:>9} blank")
+            print(f"{inspect.place_of(entry):>16} {entry['size']:>9} blank")
         elif "index" in entry:
             _print_entry(entry)
         else:
@@ -83,10 +83,6 @@ def dump_command(
         return code
     print_error(problem)
     return STORE
-
-
-def _place(entry: dict[str, Any]) -> int:
-    return int(entry["pos"] if "pos" in entry else entry["offset"])
 
 
 def _synced_end(path: str) -> int | None:
@@ -110,7 +106,8 @@ def _damage_text(path: str, stop: int, end: int | None, synced: int | None) -> s
     text = f"{path}: no record at offset {stop}: the log is damaged there"
     if following is None:
         return f"{text}, up to {synced} or beyond"
-    return f"{text}, and goes on at {_place(following)}: --from {_place(following)} has the rest"
+    place = inspect.place_of(following)
+    return f"{text}, and goes on at {place}: --from {place} has the rest"
 
 
 def _print_entry(entry: dict[str, Any]) -> None:

@@ -103,7 +103,7 @@ def read_archive(
     while True:
         moved = False
         for item in inspect.dump(folder, begin, end, bodies=True):
-            place = int(item["pos"] if "pos" in item else item["offset"])
+            place = inspect.place_of(item)
             if stop is not None and place > stop:
                 on_gap(stop, place)
             stop, moved = place + int(item["size"]), True

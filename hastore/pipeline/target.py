@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from hastore.addresses import folder_of_url
 from hastore.errors import StoreBrokenError, StoreFullError, StoreInUseError, UsageError
 from hastore.fs.filesystem import NO_ROOM
 from hastore.fs.private_files import UMASK_MODE, open_fresh
@@ -349,7 +350,7 @@ def local_path(text: str) -> Path:
             "`export` and `compact` also take s3://BUCKET/FOLDER"
         )
     if match:
-        text = re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", text, flags=re.IGNORECASE)
+        text = folder_of_url(text)
         if not text.startswith("/"):
             raise UsageError(
                 f"the target {text!r} names no folder of this machine: write the whole path, "

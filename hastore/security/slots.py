@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from hastore.addresses import parse_address
+from hastore.addresses import is_numeric, parse_address, plain_host
 from hastore.clock import Clock
 from hastore.service import OnFailure, Service
 
@@ -36,14 +36,11 @@ _random = random.SystemRandom()  # who floods must not know who is drawn
 def source_of(host: str) -> str:
     """Return what counts as one source: the host, of an IPv6 host its network of 64 bits."""
     try:
-        ip = ipaddress.ip_address(host.partition("%")[0].strip("[]"))
+        ip = ipaddress.ip_address(plain_host(host.partition("%")[0].strip("[]")))
     except ValueError:
         return host
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is not None:
-            return str(ip.ipv4_mapped)
-        if not ip.is_loopback:
-            return str(ipaddress.IPv6Network((ip, 64), strict=False))
+    if isinstance(ip, ipaddress.IPv6Address) and not ip.is_loopback:
+        return str(ipaddress.IPv6Network((ip, 64), strict=False))
     return str(ip)
 
 
@@ -149,8 +146,4 @@ class _Lookup(Service):
 def _host(address: str) -> tuple[str, bool]:
     """Return the source or, with True, the name to look up of an address of the group."""
     host = (parse_address(address) or (address, 0))[0]
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return host, True
-    return source_of(host), False
+    return (source_of(host), False) if is_numeric(host) else (host, True)

@@ -71,7 +71,7 @@ TICK_S = 1.0  # a master looks at the clock so often: it may be set
 RETRY_S = 0.25  # after a refusal
 _LOOK_MS = 5_000.0  # so often a file of a broker's that is damaged is looked at again
 # So long a level waits for messages that cannot be read: the disk may recover, and the scrub gets
-# damaged bytes from another node. After that they count as lost, until this has passed, too.
+# damaged bytes from another node. For _NO_PATIENCE_MS after that, others are given up at once.
 PATIENCE_MS = 60_000.0
 _NO_PATIENCE_MS = 600_000.0
 _BATCH_MESSAGES = 64

@@ -43,7 +43,7 @@ NOTED_MAX = 1000  # ranges; a disk with more is to be replaced
 ASKED_MAX = 100  # offsets that readers have met, and that wait
 LOOK_RATE = 64 << 20  # bytes a second, at which a file is read up to such an offset
 
-# Repairs the range that the walk has just returned, unless the log was cut more than so often.
+# Repairs the range that the walk has just returned, if the store's `times_cut` is still this.
 Mend = Callable[[LogWalk, Damage, int], Mended]
 
 

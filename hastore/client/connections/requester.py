@@ -330,6 +330,15 @@ class Requester:
         whys = [self.transport.silence(address) for address in self.cluster.addresses]
         return bool(whys) and all(why is not None and why.kind.is_final for why in whys)
 
+    def survey_in_order(self, deadline: float) -> Steps[list[str]]:
+        """Return the nodes to ask: the master, then those with the greatest readable offsets.
+
+        Raises UnreachableError if no node answers.
+        """
+        yield from self.survey(self.left_s(deadline))
+        maps = self.cluster.maps
+        return sorted(maps, key=lambda a: (maps[a].writable, maps[a].readable_offset))[::-1]
+
     def survey(self, timeout_s: float, *, wait_for_starts: bool = True) -> Steps[None]:
         """Get the maps of all nodes that answer; raises UnreachableError if none does.
 

@@ -388,18 +388,13 @@ class ConsumerCore(Core):
             try:
                 return (yield from ask())
             except NotStoredError as failure:
-                late = self.requester.left_s(deadline) <= 2.0 * PAUSE_S
-                if failure.status != Status.BUSY or late:
+                if not _is_for_now(failure) or self.requester.left_s(deadline) <= 2.0 * PAUSE_S:
                     raise
             yield from self.requester.pause(PAUSE_S)
 
     def _survey(self, deadline: float) -> Steps[list[str]]:
         """Return the nodes to ask: the master, then those with the greatest readable offsets."""
-        requester = self.requester
-        yield from requester.survey(requester.left_s(deadline))
-        maps = requester.cluster.maps
-        order = sorted(maps, key=lambda a: (maps[a].writable, maps[a].readable_offset))
-        return order[::-1]
+        return (yield from self.requester.survey_in_order(deadline))
 
 
 def _is_for_now(failure: BaseException) -> TypeGuard[ClientError]:

@@ -270,8 +270,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
 
         Calls `on_revoked`, commits what polls have returned if `auto_commit_s` is set, and gives
         the locks back, so that other members go on at once; waits for at most `timeout_s`, and
-        the listener. A poll under way in another thread returns [], first of all the listener, if
-        that one has called it.
+        the listener. A poll under way in another thread returns []. If it has called the listener,
+        that call ends first.
         """
         self._close(all_done=True)
 

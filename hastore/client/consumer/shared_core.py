@@ -291,7 +291,7 @@ class SharedCore(Core):
         self.sharing.leave()
         self.sharing.give_back(names)
         while self.sharing.is_giving:
-            self.sharing.advance()  # also without time: the locks are given back, or end by theirs
+            self.sharing.advance()  # also at the deadline: locks are given back, or expire
             self.sharing.raise_failure()
             left_s = self.requester.left_s(deadline)
             if left_s <= 0.0:

@@ -181,7 +181,7 @@ class ClusterProducer(Producer):
         if properties is not NO_PROPERTIES:
             properties = tuple(pairs_of(None, None, properties))
         if tags is not None or delay_level is not None:
-            pairs_of(None, tags, NO_PROPERTIES, delay_level)  # before it is waited for a group
+            pairs_of(None, tags, NO_PROPERTIES, delay_level)  # checked before the wait for a group
         if expires is None:
             expires = self._clock.monotonic_ms() + self._timeout_ms
         future: SendFuture[SendResult] = SendFuture()

@@ -386,7 +386,7 @@ class DLedgerDriver(Service):
                 self._break(failure)
 
     def _is_misplaced(self, peer: int, request: InstallRequest) -> bool:
-        """Whether no log can begin where a leader says; if so, end the link. No message ends us."""
+        """Whether a leader lets the log begin where none can; such a message ends its link."""
         if request.pos % self.store.messages.file_size == 0:
             return False
         self.links.close(peer, f"node {peer} lets a log begin at {request.pos}, inside a file")

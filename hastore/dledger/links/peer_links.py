@@ -424,7 +424,9 @@ class PeerLinks:
             self._callers.update({caller.peer: caller for caller in fresh})
             stay = {*member.addresses, *member.members}
             gone = [c for n, c in self._channels.items() if n not in stay]
-        for caller in ended:  # a call may take long, and the driver's thread, which beats, be here
+        # They are not waited for: a call may take seconds, and this may be the driver's thread,
+        # which sends the leader's heart beats.
+        for caller in ended:
             caller.stopping.set()
             caller.wake()
         for channel in gone:

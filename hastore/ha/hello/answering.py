@@ -3,12 +3,12 @@
 docs/ha-link.md, "HELLO", describes the exchange. The connection's reader calls `answer_call`.
 """
 
-import ipaddress
 import logging
 from typing import Protocol
 
 import msgspec
 
+from hastore.addresses import is_loopback
 from hastore.bounded_log import BoundedLines
 from hastore.errors import AuthenticationError, ProtocolError
 from hastore.ha.hello.peer import Deadline, check_certificate, receive_frame, warn_of_tampering
@@ -255,7 +255,7 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
     member = connection.member
     host = connection.address.rpartition(":")[0].strip("[]")
     proved = member.secret is not None or member.tls is not None
-    if not proved and not ipaddress.ip_address(host).is_loopback:
+    if not proved and not is_loopback(host):
         why = "without ha.secret_file or security.ha: tls promises are made to loopback only"
         member.on_refused(connection.address, why)
         return Refused(why)

@@ -13,7 +13,6 @@ A link is closed if the other end breaks the protocol, says nothing or takes not
 `silence_ms`, and by the calling end when it was not used for `idle_ms`.
 """
 
-import ipaddress
 import logging
 import socket
 import threading
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from hastore.addresses import is_loopback
 from hastore.clock import Clock
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.peer import (
@@ -589,7 +589,7 @@ class ForwardPort:
     def decide(self, address: str, *, proved: bool) -> Answer:
         """Answer a node of the group that wants to forward; `proved`: by a secret or by TLS."""
         host = address.rpartition(":")[0].strip("[]")
-        if not proved and not ipaddress.ip_address(host).is_loopback:
+        if not proved and not is_loopback(host):
             return Refused(
                 "without ha.secret_file or security.ha: tls requests are taken from loopback only"
             )

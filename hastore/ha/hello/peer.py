@@ -6,7 +6,6 @@ their deadline. First come the steps on a link's socket that both ends need.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import secrets
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from hastore.addresses import is_loopback
+from hastore.addresses import is_loopback, is_numeric
 from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (
@@ -114,7 +113,7 @@ def connect(endpoint: tuple[str, int], timeout_s: float) -> socket.socket:
     The look-up of a name is a part of that time, and the addresses of the name share the rest.
     """
     host, port = endpoint
-    if _is_numeric(host):
+    if is_numeric(host):
         return socket.create_connection(endpoint, timeout_s)
     deadline = Deadline(SYSTEM_CLOCK, timeout_s * 1000.0)
     found = _look_up(host, timeout_s)
@@ -126,14 +125,6 @@ def connect(endpoint: tuple[str, int], timeout_s: float) -> socket.socket:
         except OSError as refused:
             failure = refused
     raise failure or OSError(f"{host} has no address")
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class _LookUp(Service):

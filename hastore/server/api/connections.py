@@ -41,7 +41,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hastore.addresses import address_text
+from hastore.addresses import address_text, plain_host
 from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
 from hastore.config.model import ApiConfig
@@ -56,7 +56,7 @@ from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine
 from hastore.server.api.handshakes import Handshakes, Step
 from hastore.server.api.newcomers import OF_SOURCE_MAX, Newcomers
-from hastore.server.api.places import Places, plain_host, source_of
+from hastore.server.api.places import Places, source_of
 from hastore.server.api.quotas import Meter
 from hastore.store.append.results import Guard
 

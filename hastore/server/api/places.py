@@ -29,6 +29,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from hastore.addresses import plain_host
+
 
 class Holder(Protocol):
     """What has a place: a connection."""
@@ -182,16 +184,6 @@ class Places(Generic[H]):
             return True
         identity = holder.identity
         return identity is not None and self._by_identity[identity] > self._of_identity
-
-
-def plain_host(host: str) -> str:
-    """Return a numeric address; that of an IPv4 host as itself, also from a socket of IPv6."""
-    if ":" not in host:
-        return host
-    packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    if packed.startswith(bytes(10) + b"\xff\xff"):
-        return socket.inet_ntop(socket.AF_INET, packed[12:])
-    return host
 
 
 def source_of(host: str) -> str:

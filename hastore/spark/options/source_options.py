@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hastore.addresses import folder_of_url
 from hastore.errors import UsageError
 from hastore.record.message_filter import MessageFilter, make_filter
 from hastore.spark.options.durations import (
@@ -278,8 +279,8 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
             raise UsageError("option 'path' is empty; name a store's directory")
         if "\0" in path:
             raise UsageError("option 'path' holds a NUL character; name a store's directory")
-        # A URI, or Hadoop's form of one: file:/a is file:///a. Percent-escapes are not decoded.
-        return re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", path, flags=re.IGNORECASE), ()
+        # A URI, or Hadoop's form of one: file:/a is file:///a.
+        return folder_of_url(path), ()
     servers = tuple(s.strip() for s in options[BOOTSTRAP].split(",") if s.strip())
     if not servers:
         raise UsageError(

@@ -89,9 +89,7 @@ def _by_time(
     for number in range(TIME_TRIES):
         if number:
             yield from requester.pause(min(TIME_PAUSE_S * number, requester.left_s(deadline)))
-        yield from requester.survey(requester.left_s(deadline))
-        maps = requester.cluster.maps
-        order = sorted(maps, key=lambda a: (maps[a].writable, maps[a].readable_offset))[::-1]
+        order = yield from requester.survey_in_order(deadline)
         reply, _ = yield from requester.ask_in_turn(
             order, lambda rid: api.AskTopics(rid, partition.topic), deadline
         )

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import hashlib
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -146,6 +146,11 @@ def dump(
     """
     with contextlib.closing(LogFiles(store, fs, bare_too=True)) as files:
         yield from _dump(files, start, end, bodies)
+
+
+def place_of(item: Mapping[str, Any]) -> int:
+    """Return where an item of `dump` begins in the log: an entry at `pos`, all else at `offset`."""
+    return int(item["pos"] if "pos" in item else item["offset"])
 
 
 def begin_of(store: str, fs: FileSystem = REAL) -> int | None:
