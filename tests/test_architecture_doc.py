@@ -78,6 +78,7 @@ def test_every_path_exists():
     assert missing == [] and len(paths) > 60
 
 
+@pytest.mark.slow("the first of its file, and parses each module")
 def test_every_class_and_method_exists():
     words = " ".join(quoted(TEXT)) + " " + " ".join(re.findall(r"```\n(.*?)```", TEXT, re.S))
     named = set(re.findall(r"(?<![\w.-])([A-Z]\w*[a-z]\w*)(?:\.(\w+))?", words))

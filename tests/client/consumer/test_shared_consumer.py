@@ -1070,6 +1070,7 @@ def test_a_member_reads_what_its_filter_wants_and_the_group_knows_it(
 
 
 @interrupts_calls
+@pytest.mark.slow("reads until sixty of its calls were interrupted")
 def test_an_exception_of_a_signal_handler_loses_no_message(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
