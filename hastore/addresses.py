@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from hastore.errors import UsageError
 
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
+# A label of more than 63 characters, or an empty one, is refused by the codec of Python's sockets
+# with an error that is no OSError.
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9][A-Za-z0-9-]{0,62}(\.[A-Za-z0-9-]{1,63})*\.?")
 _FOLDER_URL = re.compile(r"^file:(//(localhost)?)?(?=/(?!/))", re.IGNORECASE)
 
 

@@ -16,14 +16,24 @@ from hastore.addresses import address_text, is_loopback, parse_address
         ("a", None),
         ("1.2.3.999:1", None),
         ("[::1:1", None),
-        ("a" * 253 + ":1", ("a" * 253, 1)),
-        ("a" * 254 + ":1", None),
+        ("a." * 126 + "b:1", ("a." * 126 + "b", 1)),
+        ("a." * 126 + "bc:1", None),
+        ("a" * 63 + ".b:1", ("a" * 63 + ".b", 1)),
+        ("a" * 64 + ".b:1", None),
+        ("a..b:1", None),
+        ("a.b..:1", None),
     ],
 )
 def test_an_address_is_host_and_port(text, expected):
     assert parse_address(text) == expected
     if expected is not None:
         assert address_text(*expected) == text
+
+
+@pytest.mark.parametrize("host", ["a." * 126 + "b", "a" * 63 + ".b", "a.b."])
+def test_a_host_that_is_accepted_can_be_looked_up(host):
+    """Python's sockets raise UnicodeError, which is no OSError, for a name that can be none."""
+    host.encode("idna")
 
 
 def test_a_long_host_with_a_wrong_character_is_refused_at_once():
