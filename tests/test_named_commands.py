@@ -123,7 +123,7 @@ def problem_of(line: str) -> str | None:
         name: option
         for option in command.params
         if isinstance(option, click.Option)
-        for name in option.opts
+        for name in (*option.opts, *option.secondary_opts)
     }
     values = 0
     at = iter(words)

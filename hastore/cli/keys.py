@@ -1,5 +1,6 @@
 """`hastore keys`: the identities of clients and their keys (`ca`, `cert`: certificates.py)."""
 
+import dataclasses
 import os
 import re
 import secrets
@@ -29,6 +30,7 @@ _COMMANDS = {
     "cert": "hastore.cli.certificates:cert_command",
     "new": "hastore.cli.keys:new_command",
     "list": "hastore.cli.keys:list_command",
+    "rights": "hastore.cli.keys:rights_command",
     "revoke": "hastore.cli.keys:revoke_command",
 }
 
@@ -142,9 +144,7 @@ def new_command(
     a conf/tools.yml of mqadmin's with its SecretKey, which the identities file has, too.
     """
     if rotate and (produce or consume or groups or admin or certificate):
-        raise UsageError(
-            f"--rotate leaves the rights as they are; to change them, edit {path} by hand"
-        )
+        raise UsageError("--rotate leaves the rights as they are; use `hastore keys rights`")
     if old_until is not None and not rotate:
         raise UsageError("--old-until needs --rotate")
     if certificate and (out or show or rocketmq):
@@ -183,7 +183,7 @@ def new_command(
         print_text(f"its {what}: {key}")
     _print_old(what, old, old_until)
     if rocketmq and consume and not groups:
-        print_note(f"identity {name} may be in no consumer group: give --group, or edit {path}")
+        print_note(f"identity {name} may be in no consumer group: use `hastore keys rights`")
     return DONE
 
 
@@ -231,10 +231,7 @@ def list_command(path: str, as_json: bool) -> int:
     rows = [
         (
             one.name,
-            ",".join(one.produce) or "-",
-            ",".join(one.consume) or "-",
-            "-" if one.groups == () else ",".join(one.groups or ("any",)),
-            "yes" if one.is_admin else "-",
+            *(text for right, text in _shown_rights(one).items() if right != "quota"),
             _proved_by(one, wall_ms),
         )
         for one in identities
@@ -268,6 +265,127 @@ def _proved_by(identity: Identity, wall_ms: int) -> str:
             until = f", ended {format_time(key.until_ms)}"
         ways.append(f"{what}{made}{until}")
     return "; ".join(ways)
+
+
+@click.command("rights", short_help="Change the rights of an identity, or its quota.")
+@click.argument("name")
+@with_file
+@click.option(
+    "--produce",
+    multiple=True,
+    metavar="PATTERN",
+    help="Into which topics it may put messages from now on; may be repeated.",
+)
+@click.option("--no-produce", is_flag=True, help="Into none.")
+@click.option(
+    "--consume",
+    multiple=True,
+    metavar="PATTERN",
+    help="Which topics it may read from now on; may be repeated.",
+)
+@click.option("--no-consume", is_flag=True, help="None.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="PATTERN",
+    help="In which consumer groups it may be from now on; may be repeated.",
+)
+@click.option("--no-group", is_flag=True, help="In none.")
+@click.option(
+    "--any-group",
+    is_flag=True,
+    help="hastore's own clients in all, RocketMQ's in none, as without the right.",
+)
+@click.option("--admin/--no-admin", default=None, help="Whether it may administer nodes.")
+@click.option(
+    "--quota",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A bound, as bytes_per_s=10MiB; `NAME=` removes it. May be repeated.",
+)
+@with_json
+def rights_command(
+    name: str,
+    path: str,
+    produce: tuple[str, ...],
+    no_produce: bool,
+    consume: tuple[str, ...],
+    no_consume: bool,
+    groups: tuple[str, ...],
+    no_group: bool,
+    any_group: bool,
+    admin: bool | None,
+    quota: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Change what the identity NAME in FILE may do; without an option, show it.
+
+    An option replaces all patterns of its right; rights without an option stay. The keys of the
+    identity go on to count. A running node takes the change within seconds, and ends the
+    identity's connections; its clients connect again.
+    """
+    for option, ways in (
+        ("--produce", (bool(produce), no_produce)),
+        ("--consume", (bool(consume), no_consume)),
+        ("--group", (bool(groups), no_group, any_group)),
+    ):
+        if sum(ways) > 1:
+            raise UsageError(f"{option} and its opposite do not go together: leave one out")
+    bounds = _bounds(quota)
+    with folder_locked(path):
+        editor = IdentityEditor(path)
+        before = editor.find(name)
+        wanted = dataclasses.replace(
+            before,
+            produce=() if no_produce else produce or before.produce,
+            consume=() if no_consume else consume or before.consume,
+            groups=None if any_group else () if no_group else groups or before.groups,
+            is_admin=before.is_admin if admin is None else admin,
+        )
+        after = editor.set_rights(wanted, bounds)
+        if after != before:
+            editor.save()
+    old, new = _shown_rights(before), _shown_rights(after)
+    if as_json:
+        limits = None if after.quota is None else dataclasses.asdict(after.quota)
+        shown = {"name": name, "file": path, **after.rights, "quota": limits}
+        print_json({**shown, "changed": after != before})
+        return DONE
+    for right, text in new.items():
+        was = "" if text == old[right] else f"  (was {old[right]})"
+        print_text(f"{right + ':':9}{text}{was}")
+    if after != before:
+        print_text(
+            f"identity {name} is changed in {path}: nodes that use this file end its connections, "
+            "and its clients connect again"
+        )
+    return DONE
+
+
+def _bounds(quota: tuple[str, ...]) -> dict[str, str]:
+    """Return the texts of `--quota` by name."""
+    found = {}
+    for one in quota:
+        bound, equals, text = one.partition("=")
+        if not equals:
+            raise UsageError(f"--quota {short(one)} has no `=`; write it as in topics=50")
+        if bound in found:
+            raise UsageError(f"--quota {short(bound)} is given twice; leave one out")
+        found[bound] = text
+    return found
+
+
+def _shown_rights(identity: Identity) -> dict[str, str]:
+    quota = {} if identity.quota is None else dataclasses.asdict(identity.quota)
+    bounds = [f"{bound}={number}" for bound, number in quota.items() if number is not None]
+    return {
+        "produce": ",".join(identity.produce) or "-",
+        "consume": ",".join(identity.consume) or "-",
+        "groups": "-" if identity.groups == () else ",".join(identity.groups or ("any",)),
+        "admin": "yes" if identity.is_admin else "-",
+        "quota": ",".join(bounds) or "-",
+    }
 
 
 @click.command("revoke", short_help="Remove an identity, or its old keys.")

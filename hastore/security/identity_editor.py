@@ -7,6 +7,8 @@ and identities are added and removed in nested lists, block or flow style, with 
 import base64
 import os
 import secrets
+from collections.abc import Mapping
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -19,6 +21,7 @@ from hastore.security.identity import (
     MAX_KEYS,
     Identity,
     Key,
+    Quota,
     Secret,
     group_problem,
     name_problem,
@@ -30,6 +33,7 @@ from hastore.security.identity_file import (
     format_time,
     format_verifier,
     parse_identities,
+    parse_quota,
 )
 from hastore.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, Credentials, derive
 
@@ -87,11 +91,9 @@ class IdentityEditor:
     ) -> None:
         """Add an identity, proved by `key`, by `secret` and, if it says so, by a certificate."""
         problem = name_problem(wanted.name)
-        problems = [pattern_problem(one) for one in (*wanted.produce, *wanted.consume)]
-        problems += [group_problem(one) for one in wanted.groups or ()]
-        for one in (problem, *problems):
-            if one is not None:
-                raise UsageError(one)
+        if problem is not None:
+            raise UsageError(problem)
+        _check_patterns(wanted)
         for name in self._parsed.identities:
             if name.lower() == wanted.name.lower():
                 raise UsageError(
@@ -99,8 +101,7 @@ class IdentityEditor:
                     f"`hastore keys revoke` removes it"
                 )
         entry: dict[str, Any] = {}
-        rights = {"produce": wanted.produce, "consume": wanted.consume}
-        for right, patterns in (rights | {"groups": wanted.groups}).items():
+        for right, patterns in _patterns(wanted).items():
             if patterns:
                 entry[right] = _flow(patterns)
         if wanted.is_admin:
@@ -119,6 +120,55 @@ class IdentityEditor:
         # YAML 1.1 takes a name such as 007 or no for a number or a truth value, without quotes.
         plain = yaml.safe_load(wanted.name) == wanted.name
         self._tree["identities"][wanted.name if plain else _quoted(wanted.name)] = entry
+
+    def set_rights(self, wanted: Identity, quota: Mapping[str, str]) -> Identity:
+        """Give an identity the rights of `wanted`; return what it is then.
+
+        `quota` has texts by name; an empty one removes that bound. Keys and secrets stay.
+        """
+        before = self.find(wanted.name)
+        _check_patterns(wanted)
+        numbers = {one: parse_quota(one, text) if text else None for one, text in quota.items()}
+        entry = self._entry(wanted.name)
+        for right, patterns in _patterns(wanted).items():
+            if patterns == _patterns(before)[right]:
+                continue
+            if patterns or (right == "groups" and patterns is not None):
+                entry[right] = _flow(patterns)
+            else:
+                del entry[right]
+        if wanted.is_admin != before.is_admin:
+            entry["admin"] = wanted.is_admin
+        bounds = before.quota
+        if numbers:
+            bounds = replace(bounds or Quota(), **numbers)
+            self._set_quota(entry, quota)
+        if bounds == Quota():
+            bounds = None
+        after = replace(
+            before,
+            produce=wanted.produce,
+            consume=wanted.consume,
+            groups=wanted.groups,
+            is_admin=wanted.is_admin,
+            quota=bounds,
+        )
+        self._parsed = replace(
+            self._parsed, identities={**self._parsed.identities, wanted.name: after}
+        )
+        return after
+
+    def _set_quota(self, entry: Any, quota: Mapping[str, str]) -> None:
+        if entry.get("quota") is None:
+            entry["quota"] = {}
+        bounds = entry["quota"]
+        for name, text in quota.items():
+            if text:
+                bounds[name] = int(text) if text.isdecimal() else text
+            else:
+                bounds.pop(name, None)
+        if not bounds:
+            del entry["quota"]
 
     def rotate(self, name: str, key: str, old_until_ms: int | None, wall_ms: int) -> int:
         """Give an identity another key; return how many older ones still count.
@@ -220,8 +270,26 @@ class IdentityEditor:
         return list(zip(entries, kept, strict=True))
 
 
+def _patterns(identity: Identity) -> dict[str, tuple[str, ...] | None]:
+    """Return the patterns of an identity by the name of their right."""
+    return {
+        "produce": identity.produce,
+        "consume": identity.consume,
+        "groups": identity.groups,
+    }
+
+
+def _check_patterns(identity: Identity) -> None:
+    """Raise UsageError for a pattern that is none."""
+    problems = [pattern_problem(one) for one in (*identity.produce, *identity.consume)]
+    problems += [group_problem(one) for one in identity.groups or ()]
+    for one in problems:
+        if one is not None:
+            raise UsageError(one)
+
+
 def _rights(identity: Identity) -> tuple[Any, ...]:
-    """Return what no command changes."""
+    """Return what only `set_rights` changes."""
     return identity.rights, identity.by_certificate, identity.quota
 
 

@@ -37,7 +37,7 @@ import yaml
 
 from hastore.config.checks import Places, read_value
 from hastore.config.model import Range, Unit
-from hastore.errors import ConfigError
+from hastore.errors import ConfigError, UsageError
 from hastore.security.identity import (
     MAX_KEYS,
     MAX_PATTERNS,
@@ -93,6 +93,18 @@ class IdentityFile:
 def parse_identities(data: bytes, path: str) -> IdentityFile:
     """Return the content of the file `path`; raises ConfigError with line, key and remedy."""
     return _Parser(path).file(_compose(data, path))
+
+
+def parse_quota(name: str, text: str) -> int:
+    """Return a number of `quota` from its text, as in 10MiB; raises UsageError."""
+    kind = _QUOTAS.get(name)
+    if kind is None:
+        raise UsageError(f"{short(name)} is not a quota; use one of {', '.join(_QUOTAS)}")
+    try:
+        node = yaml.ScalarNode("tag:yaml.org,2002:str", text)
+        return int(read_value(Places("a quota"), name, node, kind))
+    except ConfigError as wrong:
+        raise UsageError(str(wrong)) from None
 
 
 def format_verifier(credentials: Credentials, verifier: Verifier) -> str:

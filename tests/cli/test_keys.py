@@ -1,4 +1,4 @@
-"""`hastore keys new`, `list` and `revoke`: what they write, and every wrong use in one line."""
+"""`hastore keys new`, `list`, `rights`, `revoke`: what they write, each wrong use in one line."""
 
 import json
 import os
@@ -200,6 +200,8 @@ def test_names_that_yaml_takes_for_something_else(keys, name):
         ("  7e2x:", "  7e2:", ("revoke", "7e2")),
         ("  7e2x:", "  7e2:", ("new", "7e2", "--rotate", "--show")),
         ('produce: ["t"]', "produce: [True]", ("new", "b", "--show")),
+        ('produce: ["t"]', "produce: [True]", ("rights", "7e2x", "--admin")),
+        ("  7e2x:", "  7e2:", ("rights", "7e2", "--no-admin", "--consume", "a")),
         ('produce: ["t"]', "produce: [1__0]", ("new", "7e2x", "--rotate", "--show")),
     ],
 )
@@ -219,6 +221,59 @@ def test_what_only_a_node_takes_for_text_is_never_changed(keys, old, new, argume
     else:
         refused((code, out, err), "write it in quotes")
         assert read("ids.yaml") == text
+
+
+def test_rights_change_and_nothing_else_does(keys):
+    keys("new", "orders", "--produce", "a", "--consume", "b", "--group", "g")
+    keys("new", "second", "--admin")
+    text = read("ids.yaml").replace('produce: ["a"]', 'produce: ["a"]   # the web shop')
+    pathlib.Path("ids.yaml").write_text("# ours\n" + text)
+    code, out, err = keys("rights", "orders", "--produce", "a", "--produce", "c-*", "--admin")
+    assert (code, err) == (DONE, "") and "produce: a,c-*  (was a)" in out, out
+    assert "consume: b\n" in out and "admin:   yes  (was -)" in out
+    identity = prove("orders", "orders.key")
+    assert identity.rights == {
+        "produce": ["a", "c-*"], "consume": ["b"], "groups": ["g"], "admin": True
+    }  # fmt: skip
+    assert read("ids.yaml").startswith("# ours\n") and "# the web shop" in read("ids.yaml")
+    assert mode("ids.yaml") == 0o600 and prove("second", "second.key").is_admin
+    gone = ("--no-produce", "--no-consume", "--no-group", "--no-admin")
+    assert keys("rights", "orders", *gone)[0] == DONE
+    identity = prove("orders", "orders.key")
+    assert identity.rights == {"produce": [], "consume": [], "groups": [], "admin": False}
+    assert keys("rights", "orders", "--any-group", "--consume", "*")[0] == DONE
+    identity = prove("orders", "orders.key")
+    assert identity.groups is None and identity.consume == ("*",)
+
+
+def test_rights_without_an_option_are_shown(keys):
+    keys("new", "orders", "--produce", "a")
+    before = read("ids.yaml")
+    assert keys("rights", "orders")[1].splitlines() == [
+        "produce: a", "consume: -", "groups:  any", "admin:   -", "quota:   -"
+    ]  # fmt: skip
+    shown = json.loads(keys("rights", "orders", "--produce", "a", "--json")[1])
+    assert shown == {
+        "name": "orders", "file": "ids.yaml", "produce": ["a"], "consume": [], "groups": None,
+        "admin": False, "quota": None, "changed": False,
+    }  # fmt: skip
+    assert read("ids.yaml") == before
+
+
+def test_a_quota_is_set_and_removed(keys):
+    keys("new", "orders")
+    set_it = ("--quota", "bytes_per_s=10MiB", "--quota", "topics=0")
+    shown = json.loads(keys("rights", "orders", *set_it, "--json")[1])
+    assert shown["changed"] and shown["quota"] == {
+        "requests_per_s": None, "bytes_per_s": 10 << 20, "topics": 0, "positions": None
+    }  # fmt: skip
+    assert "bytes_per_s: 10MiB" in read("ids.yaml")
+    assert prove("orders", "orders.key").quota.topics == 0
+    out = keys("rights", "orders", "--quota", "topics=")[1]
+    assert "quota:   bytes_per_s=10485760  (was " in out
+    code, out, _ = keys("rights", "orders", "--quota", "bytes_per_s=", "--quota", "positions=")
+    assert code == DONE and "quota:   -  (was " in out
+    assert prove("orders", "orders.key").quota is None and "quota" not in read("ids.yaml")
 
 
 def test_a_symbolic_link_stays_one(keys):
@@ -259,6 +314,17 @@ def test_wrong_uses_are_one_line_and_change_nothing(keys, tmp_path):
         (("new", "x", "--rocketmq", "--group", "a b"), "'a b' is not a pattern of groups"),
         (("new", "orders", "--rotate", "--group", "g"), "--rotate leaves the rights as they are"),
         (("new", "x", "--rotate"), "has no identity x; see `hastore keys list`"),
+        (("rights", "x", "--admin"), "has no identity x"),
+        (("rights", "orders", "--produce", "a", "--no-produce"), "--produce and its opposite"),
+        (("rights", "orders", "--any-group", "--no-group"), "--group and its opposite"),
+        (("rights", "orders", "--consume", "orders.*"), "'orders.*' is not a pattern of topics"),
+        (("rights", "orders", "--group", "a b"), "'a b' is not a pattern of groups"),
+        (("rights", "orders", "--quota", "topics"), "'topics' has no `=`"),
+        (("rights", "orders", "--quota", "topic=1"), "'topic' is not a quota; use one of requests"),
+        (("rights", "orders", "--quota", "topics=x"), "a quota: topics: "),
+        (("rights", "orders", "--quota", "requests_per_s=0"), "a quota: requests_per_s: "),
+        (("rights", "orders", *("--quota", "topics=1") * 2), "'topics' is given twice"),
+        (("rights", "orders", *(f"--produce=t{n}" for n in range(257))), "at most 256"),
         (("revoke", "x"), "has no identity x"),
         (("revoke", "x\n", "--old"), "is not a valid name"),
         (("new",), "Missing argument 'NAME'"),
@@ -273,7 +339,14 @@ def test_wrong_uses_are_one_line_and_change_nothing(keys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [("list",), ("revoke", "orders"), ("new", "x"), ("new", "orders", "--rotate")]
+    "words",
+    [
+        ("list",),
+        ("revoke", "orders"),
+        ("new", "x"),
+        ("new", "orders", "--rotate"),
+        ("rights", "orders"),
+    ],
 )
 def test_a_file_that_is_open_or_broken_is_left_alone(keys, words):
     keys("new", "orders")
