@@ -369,6 +369,15 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
         return message_id(host, self.offset)
 
 
+# What a node does not say itself, for each put.
+_UNSAID = {
+    Status.FLUSH_DISK_TIMEOUT: "stored, but not synced in time: a power loss may keep or lose it",
+    Status.FLUSH_SLAVE_TIMEOUT: (
+        "stored, but not confirmed by the slaves in time: a failover may keep or lose it"
+    ),
+}
+
+
 def failure_of(
     status: Status, reason: str, result: SendResult | None, *, unknown: bool
 ) -> HastoreError:
@@ -377,6 +386,7 @@ def failure_of(
     `unknown`: an earlier attempt may have stored the message, so a refusal of the last attempt does
     not prove that the message is not stored.
     """
+    reason = reason or _UNSAID.get(status, "")
     text = f"{status.value}: {reason}" if reason else status.value
     if status is Status.FLUSH_DISK_TIMEOUT:
         return FlushDiskTimeout(text, result)

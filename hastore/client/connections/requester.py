@@ -50,6 +50,8 @@ Steps = Generator[float, list[Arrival], Result]  # yields the seconds to wait at
 Answer = tuple[api.Reply, bytes]
 _CHANGES = api.Commit | api.SetTopic | api.DropTopic  # what `ask_master` may change
 _FOR_NOW = ("BUSY", "SERVICE_NOT_AVAILABLE")
+# After a failover the new master may lack what these say.
+_UNCONFIRMED = (Status.TIMEOUT, Status.FLUSH_DISK_TIMEOUT, Status.FLUSH_SLAVE_TIMEOUT)
 
 
 _BEHIND = (
@@ -370,8 +372,8 @@ class Requester:
 
         When the time is over, returns the refusal if the last attempt was refused; otherwise raises
         UnreachableError. An attempt that may have been done without a reply, or whose reply was
-        TIMEOUT, is never reported as refused: if a later one fails for good, OutcomeUnknown is
-        raised. Use it only for requests that may be repeated.
+        TIMEOUT or that it is stored but not confirmed, is never reported as refused: if a later one
+        fails for good, OutcomeUnknown is raised. Use it only for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
         is_change = isinstance(make(0), _CHANGES)
@@ -385,7 +387,7 @@ class Requester:
                 if master is not None:
                     refusal = None
                     reply, payload = yield from self.ask(master, make, left, once=True)
-                    if isinstance(reply, api.PutDone) and reply.status is Status.TIMEOUT:
+                    if isinstance(reply, api.PutDone) and reply.status in _UNCONFIRMED:
                         timeout = reply, payload
                     elif isinstance(reply, api.PutDone) and reply.status.is_refusal:
                         refusal = reply, payload

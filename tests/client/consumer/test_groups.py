@@ -10,10 +10,12 @@ import pytest
 
 from hastore import Consumer, Producer, aio, errors
 from hastore.client.consumer.positions_client import Positions
+from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.protocol.api import Position
 from hastore.server.api import server
 from tests.client.conftest import Node
+from tests.ha.nodes import wait_for
 
 
 class Interrupted(BaseException):
@@ -168,6 +170,41 @@ def test_a_commit_follows_the_group_to_its_new_master(pair: tuple[Node, Node]) -
         slave.backend.entries.append((131073, 0))
         consumer.commit()
     assert kept(slave) == {0: 3}
+
+
+def test_a_commit_is_repeated_if_it_is_stored_but_not_confirmed(node: Node) -> None:
+    """As a put is: after a flip the new master may have it, or not."""
+    fill(node, 5)
+    with Consumer("t", [node.address], group="g", timeout_s=60.0) as consumer:
+        take(consumer, 5)
+        node.backend.transfer.hold = True
+        asked = threading.Thread(target=consumer.commit)
+        asked.start()
+        for outcome in (Outcome.FLUSH_SLAVE_TIMEOUT, Outcome.FLUSH_DISK_TIMEOUT, Outcome.CONFIRMED):
+            wait_for(lambda: node.backend.transfer.waiting or not asked.is_alive())
+            assert asked.is_alive(), f"the commit ended before {outcome}"
+            node.backend.transfer.end_all(outcome)
+        asked.join()
+    node.backend.transfer.hold = False
+    assert kept(node) == {0: 5}
+
+
+def test_a_commit_that_is_never_confirmed_says_that_it_is_stored(node: Node) -> None:
+    fill(node, 5)
+    with Consumer("t", [node.address], group="g", timeout_s=0.5) as consumer:
+        take(consumer, 5)
+        node.backend.transfer.hold = True
+        later = threading.Thread(
+            target=lambda: (
+                wait_for(lambda: node.backend.transfer.waiting),
+                node.backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT),
+            )
+        )
+        later.start()
+        with pytest.raises(errors.FlushSlaveTimeout, match="stored, but .* keep or lose it"):
+            consumer.commit()
+        later.join()
+        node.backend.transfer.end_all()
 
 
 def test_a_node_that_is_too_busy_for_a_moment_ends_no_poll(
