@@ -38,6 +38,8 @@
 #   make soak           30 minutes with 2,000 connections that come and go, 1,000 groups, nodes that leave and join, retention:
 #                       memory, descriptors, threads and files must stay bounded, nothing may be lost (SECONDS=28800: 8 hours;
 #                       SEED=n; MODE=dledger; CONNECTIONS=n; GROUPS=n; SOAK_ARGS="--csv FILE --plot FILE"); exit code 1 if not
+#   make upgrade FROM=COMMIT   three nodes of an earlier commit are upgraded to this one node by node, their master is killed, and
+#                       they go back, under producers of both; half a minute for each mode (MODE=classic or dledger: only that mode)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -76,6 +78,7 @@ STATES ?=
 SCOPE ?=
 PLANTED ?=
 CUTS ?= 300
+FROM ?=
 CONNECTIONS ?= 2000
 GROUPS ?= 1000
 SOAK_ARGS ?=
@@ -105,7 +108,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark planted dledger-faults explore histories world crash-points power-cuts fuzz soak clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark planted dledger-faults explore histories world crash-points power-cuts fuzz soak upgrade clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -214,6 +217,10 @@ power-cuts: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.soak --seconds $(if $(filter file,$(origin SECONDS)),1800,$(SECONDS)) --seed $(SEED) --mode $(MODE) \
 		--connections $(CONNECTIONS) --groups $(GROUPS) $(SOAK_ARGS)
+
+upgrade: $(VENV)/.dev
+	@test -n "$(FROM)" || { echo "name the commit to upgrade from: make upgrade FROM=COMMIT" >&2; exit 2; }
+	$(BIN)/python -m tests.upgrade $(FROM) --mode $(if $(filter file,$(origin MODE)),both,$(MODE))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
