@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.connections.cluster import ClusterView
@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 
 CONNECT_MS = 200.0
 CLOSED_MAX = 3
+# A node that is connected and silent for so long hangs, or is too busy: others are asked.
+PATIENCE_S = 2.5
+LATE_S = 1.0  # a master; whether there is another one is asked from then on, each ASK_S
+ASK_S = 0.2
 _PAUSE_S = 0.05
 Wanted = TypeVar("Wanted")
 Result = TypeVar("Result")
@@ -216,7 +220,8 @@ class Requester:
         """Ask one node; raises UnreachableError if it does not answer in time.
 
         A request whose connection ends is sent again over the next one; with `once`,
-        UnreachableError is raised instead. Raises NotAuthenticatedError if the node does not accept
+        UnreachableError is raised instead, and also as soon as another node is the master: that is
+        asked for while the answer is late. Raises NotAuthenticatedError if the node does not accept
         this client.
 
         With `may_be_unknown`, raises RequestNotKnown if the connection ends CLOSED_MAX times after
@@ -224,17 +229,23 @@ class Requester:
         does it once.
         """
         deadline = self.deadline(timeout_s)
+        ask_ms = self.deadline(LATE_S)  # for the master, with `once`
         request = make(self.next_rid())
         _check_request(request)
         under_way = UnderWay(self.transport, address)
         under_way.send(request)
         while True:
             left = self.left_s(deadline)
-            under_way.note((yield left))
+            under_way.note((yield min(left, self.left_s(ask_ms)) if once else left))
             if request.rid in under_way.answers:
                 return under_way.answers[request.rid]
             if once and under_way.ends:
                 raise UnreachableError(f"the connection to {address} has ended")
+            if once and self.cluster.master not in (address, None):
+                raise UnreachableError(f"{address} did not answer, and is not the master any more")
+            if once and not self.left_s(ask_ms):
+                self._ask_for_master()
+                ask_ms = self.deadline(ASK_S)
             if may_be_unknown and under_way.ends_after_send >= CLOSED_MAX:
                 raise RequestNotKnown(
                     f"{address} closed the connection {under_way.ends_after_send} times at this "
@@ -243,6 +254,10 @@ class Requester:
             if left <= 0.0:
                 state = "did not answer" if under_way.sent else "is not reachable"
                 raise UnreachableError(f"{address} {state} within {timeout_s:.3g} s")
+
+    def _ask_for_master(self) -> None:
+        for address in self.cluster.addresses:
+            self.transport.send(address, api.AskMap(self.next_rid()))
 
     def ask_all(
         self,
@@ -337,25 +352,34 @@ class Requester:
 
         Raises UnreachableError if no node answers.
         """
-        yield from self.survey(self.left_s(deadline))
-        maps = self.cluster.maps
-        return sorted(maps, key=lambda a: (maps[a].writable, maps[a].readable_offset))[::-1]
+        answered = yield from self.survey(self.left_s(deadline))
+        maps = self.cluster.maps  # also of nodes that have answered before, and hang now
 
-    def survey(self, timeout_s: float, *, wait_for_starts: bool = True) -> Steps[None]:
-        """Get the maps of all nodes that answer; raises UnreachableError if none does.
+        def rank(address: str) -> tuple[bool, bool, int]:
+            is_master = address == self.cluster.master
+            return address in answered, is_master, maps[address].readable_offset
 
-        A node that is connected and silent takes at most half of the time, if another one answers:
-        the caller needs the rest for its question. Without `wait_for_starts` it is raised at once
-        where nobody listens; otherwise nodes that are about to start have until `timeout_s`.
+        return sorted(maps, key=rank, reverse=True)
+
+    def survey(
+        self, timeout_s: float, *, wait_for_starts: bool = True, patience_s: float = PATIENCE_S
+    ) -> Steps[Collection[str]]:
+        """Get the maps of all nodes that answer, and return their addresses; raises
+        UnreachableError if none does.
+
+        A node that is connected and silent takes at most `patience_s`, and half of the time, if
+        another one answers: the caller needs the rest for its question. Without `wait_for_starts`
+        it is raised at once where nobody listens; otherwise nodes that are about to start have
+        until `timeout_s`.
         """
         deadline = self.deadline(timeout_s)
         while True:
             left = self.left_s(deadline)
             replies = yield from self.ask_all(
-                api.AskMap, left, left / 2.0, wait_for_starts=wait_for_starts
+                api.AskMap, left, min(left / 2.0, patience_s), wait_for_starts=wait_for_starts
             )
             if replies and self.cluster.maps:
-                return
+                return replies.keys()
             refused = self.cluster.refused  # by all, though they answer: nodes of another group
             if refused is not None:
                 raise NotAuthenticatedError(refused)
@@ -407,13 +431,14 @@ class Requester:
                 elif left <= 0.0:
                     raise UnreachableError(f"no writable master: {self.cluster.reason()}")
                 else:
-                    yield from self.survey(left)
+                    yield from self.survey(left, patience_s=LATE_S)
                     if self.cluster.master is None:
                         yield from self.pause(min(left, _PAUSE_S))
             except UnreachableError as failure:
                 if master is not None and self.left_s(deadline):
                     lost = True
-                    self.cluster.lose()
+                    if self.cluster.master == master:
+                        self.cluster.lose()
                     continue
                 if timeout is not None:
                     return timeout

@@ -33,7 +33,7 @@ def outcome(attempts, timeout_s=0.5, make=api.AskStatus):
             return api.Failed(1, status, "as it is"), b""
         return api.PutDone(1, status, 1), b""
 
-    def survey(_timeout_s):
+    def survey(_timeout_s, **_options):
         yield 0.0
         requester.cluster.master = "tcp://127.0.0.1:1"
 
@@ -53,6 +53,13 @@ def outcome(attempts, timeout_s=0.5, make=api.AskStatus):
 @pytest.mark.parametrize("first", [REFUSED, TIMEOUT, ENDED])
 def test_a_request_is_repeated_until_a_master_does_it(first):
     assert outcome([first, first, OK], 30.0) is OK
+
+
+@pytest.mark.parametrize("first", [Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT])
+def test_what_is_stored_but_not_confirmed_is_repeated_and_never_reported_as_refused(first):
+    assert outcome([first, OK], 30.0, make=commit) is OK
+    assert outcome([first, REFUSED], make=commit) is first
+    assert outcome([first, BUSY], make=commit) is first
 
 
 def test_the_last_refusal_is_returned_when_the_time_is_up():

@@ -172,6 +172,34 @@ def test_a_commit_follows_the_group_to_its_new_master(pair: tuple[Node, Node]) -
     assert kept(slave) == {0: 3}
 
 
+@pytest.mark.parametrize("answers_maps", [True, False])
+def test_a_commit_leaves_a_master_that_does_not_answer(
+    pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch, answers_maps: bool
+) -> None:
+    """A process that hangs, or waits for slaves that have left it, keeps its connections."""
+    master, slave = pair
+    fill(master, 5)
+    answer = server.ApiServer._dispatch
+
+    def dispatch(self: Any, connection: Any, request: Any) -> None:
+        hangs = self is master.server and slave.backend.writable
+        if not hangs or (answers_maps and isinstance(request, api.AskMap)):
+            answer(self, connection, request)
+
+    monkeypatch.setattr(server.ApiServer, "_dispatch", dispatch)
+    # Half of the time would be over before the hung node is given up.
+    with Consumer("t", [master.address, slave.address], group="g", timeout_s=600.0) as consumer:
+        take(consumer, 5)
+        consumer.commit()
+        consumer.seek(0, 3)
+        slave.backend.writable, slave.backend.master = True, 2
+        slave.backend.entries.append((131073, 0))
+        consumer.commit()
+        assert consumer.committed()[0].queue_offset == 3
+        assert consumer.lag()[0] == 2
+    assert kept(slave) == {0: 3}
+
+
 def test_a_commit_is_repeated_if_it_is_stored_but_not_confirmed(node: Node) -> None:
     """As a put is: after a flip the new master may have it, or not."""
     fill(node, 5)

@@ -1,6 +1,7 @@
 """Links on which requests are forwarded, on real sockets: outcomes, bounds, ends, who may call."""
 
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -160,8 +161,9 @@ def test_a_second_link_of_a_node_replaces_the_first(pair, callers):
 def test_a_link_that_is_not_used_is_closed(pair, callers):
     one, two = pair
     Master(one.ha.forward_port).echo()
-    caller = callers(two, 1, idle_ms=300).opened()
+    caller = callers(two, 1).opened()
     assert caller.send(1) and caller.outcome(1)
+    caller.link._times = replace(caller.link._times, idle_ms=0.0)
     wait_for(lambda: caller.ends, "the end")
     assert caller.ends == [("not used any more", [])]
     wait_for(lambda: not caller.link.alive and not one.ha.accepted.all(), "both ends")
@@ -183,7 +185,7 @@ def test_silence_ends_a_link(pair, callers, monkeypatch):
     Master(one.ha.forward_port)
     monkeypatch.setattr(forward_link, "KEEP_ALIVE", b"")  # both ends say nothing any more
     caller = callers(two, 1, silence_ms=400).opened()
-    assert caller.send(1)
+    wait_for(lambda: caller.send(1) or caller.ends, "a request, or the end")
     wait_for(lambda: caller.ends, "the end")
     assert "silent" in caller.ends[0][0] and not caller.outcomes
 

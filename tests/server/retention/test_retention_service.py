@@ -316,7 +316,7 @@ def test_a_slave_without_progress_holds_the_log_for_the_hold(make_group: Groups)
     stand = stuck.store.max_offset
     with stuck.store.log.lock:
         fill(master, 4)
-        wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+        wait_for(lambda: master.ha.slave_offsets()["node 2"] == master.store.max_offset)
         service, clock = service_of(master)
         assert service.remove_expired() == 0
         clock.now = 60_000
