@@ -232,10 +232,12 @@ class IndexFile:
         number = self.header.count
         self._file.zero(self._entry_at(number), ENTRY.size * (last - number))
 
-    def rebuild(self, limit: int, *, zeros: bool) -> None:
+    def rebuild(self, limit: int, *, last_offset: int, zeros: bool) -> None:
         """Keep the leading entries of records below `limit`; rebuild the slots from them.
 
         An entry of zeros was not written; but with `zeros` the first one is that of a record at 0.
+        The entry before this file is of `last_offset`, and offsets never fall: one that does was
+        torn, where a sector ends inside an entry.
         """
         assert self._file is not None and self._map is not None
         self._file.zero(HEADER.size, SLOT.size * self.slots)
@@ -249,9 +251,11 @@ class IndexFile:
             ):
                 slot = key_hash % self.slots if key_hash >= 0 else -1
                 lost = not key_hash and not offset and not (zeros and number == 1)
-                if offset >= limit or lost or slot < 0 or previous != latest.get(slot, 0):
+                torn = offset < last_offset or previous != latest.get(slot, 0)
+                if offset >= limit or lost or slot < 0 or torn:
                     whole = False
                     break
+                last_offset = offset
                 header.slots_used += previous == 0
                 latest[slot] = number
                 number += 1

@@ -332,7 +332,9 @@ class KeyIndex:
         for number in range(trusted, len(self._files)):
             file = self._files[number]
             file.open()
-            file.rebuild(limit, zeros=number == 0 and self._begins_with_zeros())
+            last = self._files[number - 1].header.end_offset if number else 0
+            zeros = number == 0 and self._begins_with_zeros()
+            file.rebuild(limit, last_offset=last, zeros=zeros)
             self._finish_header(number)
             file.close()
             if not file.is_full:  # later files have nothing below the limit

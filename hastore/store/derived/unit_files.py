@@ -341,7 +341,7 @@ class UnitFiles:
             self.end = 0
             return
         last = len(starts) - 1
-        while last > 0 and not self._stays_at(starts[last - 1], self.units_per_file - 1, limit):
+        while last > 0 and not self._is_full(starts[last - 1], limit):
             last -= 1
         for start in starts[last + 1 :]:
             self._cache.remove(self.path(start))
@@ -387,6 +387,19 @@ class UnitFiles:
         self._cache.create(self.path(start), self.unit_bytes * self.units_per_file)
         self.starts = [*self.starts, start]
 
+    def _is_full(self, start: int, limit: int) -> bool:
+        """Whether a file's last unit is whole, and its record ends at or below `limit`."""
+        number = self.units_per_file - 1
+        if not self._stays_at(start, number, limit):
+            return False
+        path = self.path(start)
+        size = self.unit_bytes
+        before, last = (
+            PLACE.unpack(self._cache.read(path, PLACE.size, at * size))
+            for at in (max(number - 1, 0), number)
+        )
+        return BLANK_UNIT_SIZE in (before[1], last[1]) or before[0] <= last[0]
+
     def _stays_at(self, start: int, number: int, limit: int) -> bool:
         """Whether unit `number` of a file exists, and its record ends at or below `limit`."""
         raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
@@ -396,17 +409,26 @@ class UnitFiles:
         return _stays(offset, size, limit)
 
     def _count(self, start: int, limit: int, bytes_max: int | None = None) -> int:
-        """Count the leading units of a file that a cut to `limit` keeps."""
+        """Count the leading units of a file that a cut to `limit` keeps.
+
+        Offsets rise in a queue. A unit whose beginning a power loss has torn off, where a sector
+        ends inside it, names an offset below the one before it.
+        """
         size = self.unit_bytes
         total = self.units_per_file if bytes_max is None else bytes_max // size
         chunk = _SCAN_BYTES // size
         form = struct.Struct(f">qi{size - PLACE.size}x")
+        last = 0
         for at in range(0, total, chunk):
             raw = self._cache.read(self.path(start), min(chunk, total - at) * size, at * size)
             whole = len(raw) // size
             for number, (offset, length) in enumerate(form.iter_unpack(raw[: whole * size])):
                 if not _stays(offset, length, limit):
                     return at + number
+                if length != BLANK_UNIT_SIZE:
+                    if offset < last:
+                        return at + number
+                    last = offset
             if whole < min(chunk, total - at):
                 return at + whole
         return total

@@ -17,7 +17,7 @@ from hastore.store import replay as replay_service
 from hastore.store.derived.contract import Dispatched
 from hastore.store.replay import ReplayPace
 from tests.store import kit
-from tests.store.derived_files import BOOT, Derived, rebuilt
+from tests.store.derived_files import BOOT, Derived, query, rebuilt
 from tests.store.logs import START_MS, MemoryLog, fill
 
 OTHER_BOOT = bytes(16)
@@ -141,6 +141,52 @@ def test_power_loss_keeps_what_was_flushed(tmp_path: Path, seed: int) -> None:
     derived = Derived.over(tmp_path / "a", log, boot_id=OTHER_BOOT)
     derived.build.replay()
     assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
+@pytest.mark.parametrize("start", [0, (1 << 32) + 4096])
+@pytest.mark.parametrize(
+    ("synced", "units"),
+    [*((number, 300) for number in (2, 25, 28, 51, 53, 76, 79, 102)), (51, 52), (102, 103)],
+)
+def test_power_loss_tears_the_first_unit_that_was_not_synced(
+    tmp_path: Path, synced: int, units: int, start: int
+) -> None:
+    """A half of its offset named a record below what was synced, and the other half was kept."""
+    log = MemoryLog(start=start)
+    records = fill(log, synced + 20, queues=(0,))
+    end = log.max_offset
+    log.max_offset = records[synced].physical_offset
+    derived = Derived.over(tmp_path / "a", log, units=units)
+    derived.build.replay()
+    derived.build.flush()
+    shutil.copytree(tmp_path / "a", tmp_path / "flushed")
+    log.max_offset = end
+    derived.build.replay()
+    derived.build.close()
+    wanted = rebuilt(tmp_path / "b", log, units=units)
+    torn = 0
+    for path in sorted((tmp_path / "a").rglob("*")):
+        if path.is_dir() or path.name == "replay":
+            continue
+        new = path.read_bytes()
+        flushed = tmp_path / "flushed" / path.relative_to(tmp_path / "a")
+        old = flushed.read_bytes() if flushed.exists() else bytes(len(new))
+        places = [at for at in range(0, len(new), 512) if new[at : at + 512] != old[at : at + 512]]
+        for at in places:
+            for one, other in ((new, old), (old, new)):
+                shutil.copytree(tmp_path / "flushed", tmp_path / "c")
+                data = one[:at] + other[at : at + 512] + one[at + 512 :]
+                (tmp_path / "c" / path.relative_to(tmp_path / "a")).write_bytes(data)
+                derived = Derived.over(tmp_path / "c", log, boot_id=OTHER_BOOT, units=units)
+                derived.build.replay()
+                for number, record in enumerate(records):
+                    found = query(derived.index, "Topic", f"k{number}-0")
+                    assert found == [record.physical_offset], (path, at, number)
+                derived.build.close()
+                assert derived.files() == wanted, (path, at)
+                shutil.rmtree(tmp_path / "c")
+                torn += 1
+    assert torn >= 4
 
 
 def test_other_sizes_rebuild_and_keep_the_queue_end(tmp_path: Path) -> None:
