@@ -299,8 +299,11 @@ class EntryStore:
     def save_hard_state(self, state: HardState, *, remembers: bool | None = None) -> None:
         """Save term and vote durably and atomically; `remembers` (None: unchanged) with them.
 
-        Raises StoreFullError if there is no room: the vote must not be given then.
+        Raises StoreFullError if there is no room: the vote must not be given then. So it must not
+        if the store's folder was moved away (StoreMovedError): once it is back, it does not know
+        the vote, and the node could give another one in the same term.
         """
+        self.messages.check_place()
         reached = max(self._files.state.term, self.end_term)
         if state.term < reached:
             raise UsageError(f"term {state.term} is before {reached}, which was reached")

@@ -7,7 +7,13 @@ import os
 import pytest
 
 from hastore.dledger.core.events import HardState, OwnEntry
-from hastore.errors import Status, StoreBrokenError, StoreError, StoreFullError
+from hastore.errors import (
+    Status,
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+    StoreMovedError,
+)
 from tests.dledger.store.kit import copy_entries, data_of, make, no_op, opened, put, walk
 from tests.ha.nodes import wait_for
 from tests.store.faulty import BAD_DISK, NO_SPACE, FaultyFileSystem
@@ -105,6 +111,20 @@ def test_index_units_that_cannot_be_written_wait_and_are_named(broken):
     store.flush()
     assert store.messages.problems == []
     assert store.messages.entries.read_unit(120) is not None
+
+
+def test_no_vote_is_given_once_the_folder_was_moved_away(broken, tmp_path):
+    """The folder was made anew with the vote; the old one, brought back, did not know it."""
+    store, _ = broken
+    (tmp_path / "s").rename(tmp_path / "away")
+    with pytest.raises(StoreMovedError, match="bring the folder back"):
+        store.save_hard_state(HardState(2, 3))
+    assert not (tmp_path / "s").exists()
+    with pytest.raises(StoreError):
+        store.close()
+    (tmp_path / "away").rename(tmp_path / "s")
+    with again(tmp_path) as reopened:
+        assert reopened.hard_state == HardState(1, 1)
 
 
 def test_a_failed_sync_of_the_index_closes_the_store(broken):
