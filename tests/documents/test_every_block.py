@@ -71,6 +71,7 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "pytestmark ="): "three ways to mark a test, not a program",
     ("CONTRIBUTING.md", ".venv/bin/python -m pytest"): "runs tests, in a test",
     ("docs/reliability.md", "HASTORE_SEEDS=50000"): "takes hours; make test runs the same walks",
+    ("docs/reliability.md", "make upgrade"): "names a commit; it takes a minute",
     ("docs/reliability.md", "make soak"): "takes half an hour; tests/soak runs it for a moment",
     ("docs/deployment.md", "docker build"): "needs docker; test_deployment.py reads its files",
     ("docs/deployment.md", "kubectl create"): "needs Kubernetes; the same test reads its files",

@@ -315,14 +315,6 @@ def test_nobody_answers(
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_name_that_no_host_can_have(ports: Ports, tmp_path: pathlib.Path) -> None:
-    config = config_at(tmp_path / "store", ports, "a" * 64 + ".x:9876")
-    with running(Node(config, lambda: None)) as node:
-        wait_until(lambda: problems(node), LIMIT_S, "no problem is seen")
-        assert "it does not answer: " in problems(node)[0] and node.failure is None
-
-
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     ("address", "cluster", "text"),
     [

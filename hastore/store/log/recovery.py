@@ -256,19 +256,21 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
 
 
 def _is_torn(data: memoryview, at: int, end: int, position: int) -> bool:
-    """Whether a sector of a record's properties was never written: only its body has a CRC.
+    """Whether a part of a record's topic or properties was never written: only its body has a CRC.
 
-    `position` is that of `data` in the file.
+    What is missing is zeros, up to the end of a sector or from its beginning on, or a whole one; in
+    a text that any client writes there is none. `position` is that of `data` in the file.
     """
     parts = find_parts(data, at, end)
     if parts is None:  # RocketMQ's, and unreadable
         return False
-    low, stop = parts[8], at + parts[0]
-    while low < stop:
-        high = min(stop, low + _SECTOR - (position + low) % _SECTOR)
-        if not any(data[low:high]):
-            return True
-        low = high
+    topic_at, topic_length, properties_at = parts[6:9]
+    texts = (topic_at, topic_at + topic_length), (properties_at, at + parts[0])
+    for low, stop in texts:
+        edge = low + _SECTOR - (position + low) % _SECTOR
+        for sector in range(edge, stop, _SECTOR):
+            if not (data[sector - 1] and data[sector]):
+                return True
     return False
 
 
