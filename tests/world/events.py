@@ -123,6 +123,7 @@ def _clock(seconds: float) -> Callable[[Walk, Event], None]:
 
 
 def _retain(walk: Walk, event: Event) -> None:
+    walk.history.expires = True
     walk.machine(event.node).retain(32 * 1024)
 
 

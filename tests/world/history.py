@@ -44,6 +44,8 @@ class History:
     """All that clients did; `strict` is False once faults have gone beyond what is promised."""
 
     strict: bool = True
+    # Retention works: one node may remove the only whole copy of what has rotted on another.
+    expires: bool = False
     sent: set[bytes] = field(default_factory=set)
     acked: dict[bytes, SendResult] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
