@@ -236,14 +236,15 @@ class IndexFile:
         """Keep the leading entries of records below `limit`; rebuild the slots from them.
 
         An entry of zeros was not written; but with `zeros` the first one is that of a record at 0.
-        The entry before this file is of `last_offset`, and offsets never fall: one that does was
-        torn, where a sector ends inside an entry.
+        A last entry was torn, where a sector ends inside it, if its offset is before that of the
+        entry before it, or `last_offset` of the file before this: offsets never fall.
         """
         assert self._file is not None and self._map is not None
         self._file.zero(HEADER.size, SLOT.size * self.slots)
         latest: dict[int, int] = {}
         header = IndexHeader()
         number, whole = 1, True
+        torn, newest = False, (0, 0)
         while whole and number < self.entries:
             count = min(_CHUNK_ENTRIES, self.entries - number)
             for key_hash, offset, _, previous in ENTRY.iter_unpack(
@@ -251,14 +252,19 @@ class IndexFile:
             ):
                 slot = key_hash % self.slots if key_hash >= 0 else -1
                 lost = not key_hash and not offset and not (zeros and number == 1)
-                torn = offset < last_offset or previous != latest.get(slot, 0)
-                if offset >= limit or lost or slot < 0 or torn:
+                if offset >= limit or lost or slot < 0 or previous != latest.get(slot, 0):
                     whole = False
                     break
-                last_offset = offset
+                torn = offset < last_offset
+                last_offset, newest = offset, (slot, previous)
                 header.slots_used += previous == 0
                 latest[slot] = number
                 number += 1
+        if torn:  # what follows it lies beyond the limit, so it is no entry that has rotted
+            number -= 1
+            slot, previous = newest
+            latest[slot] = previous
+            header.slots_used -= previous == 0
         for slot, last in latest.items():
             SLOT.pack_into(self._map, HEADER.size + 4 * slot, last)
         header.count = number

@@ -341,11 +341,11 @@ class UnitFiles:
             self.end = 0
             return
         last = len(starts) - 1
-        while last > 0 and not self._is_full(starts[last - 1], limit):
+        while last > 0 and not self._is_full(starts[last - 1], starts[last], limit, whole=whole):
             last -= 1
         for start in starts[last + 1 :]:
             self._cache.remove(self.path(start))
-        count = (self._search if whole else self._count)(starts[last], limit)
+        count = (self._search if whole else self._count_sound)(starts[last], limit)
         keep = last + 1
         if count == 0 and (last > 0 or starts[0] == 0):
             self._cache.remove(self.path(starts[last]))
@@ -387,18 +387,32 @@ class UnitFiles:
         self._cache.create(self.path(start), self.unit_bytes * self.units_per_file)
         self.starts = [*self.starts, start]
 
-    def _is_full(self, start: int, limit: int) -> bool:
-        """Whether a file's last unit is whole, and its record ends at or below `limit`."""
-        number = self.units_per_file - 1
-        if not self._stays_at(start, number, limit):
+    def _is_full(self, start: int, following: int, limit: int, *, whole: bool) -> bool:
+        """Whether a file's last unit is whole, and its record ends at or below `limit`.
+
+        `following` is the first unit of the file after it.
+        """
+        if not self._stays_at(start, self.units_per_file - 1, limit):
             return False
-        path = self.path(start)
-        size = self.unit_bytes
-        before, last = (
-            PLACE.unpack(self._cache.read(path, PLACE.size, at * size))
-            for at in (max(number - 1, 0), number)
+        if whole or self._stays_at(following, 0, limit):
+            return True
+        return not self._is_torn(start, self.units_per_file - 1)
+
+    def _is_torn(self, start: int, number: int) -> bool:
+        """Whether only the second half of a unit, the last below a limit, was written.
+
+        A power loss does that to the first unit that was not synced, where a sector ends inside it.
+        The half names an offset before those of the units before it, which rise. Two of these are
+        asked, because one may have rotted.
+        """
+        first = max(0, number - 2)
+        path, size = self.path(start), self.unit_bytes
+        raw = self._cache.read(path, (number + 1 - first) * size, first * size)
+        *before, (offset, length) = (
+            PLACE.unpack_from(raw, at * size) for at in range(number + 1 - first)
         )
-        return BLANK_UNIT_SIZE in (before[1], last[1]) or before[0] <= last[0]
+        offsets = [place for place, other in before if other != BLANK_UNIT_SIZE]
+        return length != BLANK_UNIT_SIZE and bool(offsets) and offset < min(offsets)
 
     def _stays_at(self, start: int, number: int, limit: int) -> bool:
         """Whether unit `number` of a file exists, and its record ends at or below `limit`."""
@@ -409,29 +423,25 @@ class UnitFiles:
         return _stays(offset, size, limit)
 
     def _count(self, start: int, limit: int, bytes_max: int | None = None) -> int:
-        """Count the leading units of a file that a cut to `limit` keeps.
-
-        Offsets rise in a queue. A unit whose beginning a power loss has torn off, where a sector
-        ends inside it, names an offset below the one before it.
-        """
+        """Count the leading units of a file that a cut to `limit` keeps."""
         size = self.unit_bytes
         total = self.units_per_file if bytes_max is None else bytes_max // size
         chunk = _SCAN_BYTES // size
         form = struct.Struct(f">qi{size - PLACE.size}x")
-        last = 0
         for at in range(0, total, chunk):
             raw = self._cache.read(self.path(start), min(chunk, total - at) * size, at * size)
             whole = len(raw) // size
             for number, (offset, length) in enumerate(form.iter_unpack(raw[: whole * size])):
                 if not _stays(offset, length, limit):
                     return at + number
-                if length != BLANK_UNIT_SIZE:
-                    if offset < last:
-                        return at + number
-                    last = offset
             if whole < min(chunk, total - at):
                 return at + whole
         return total
+
+    def _count_sound(self, start: int, limit: int) -> int:
+        """Return `_count`, without a last unit that a power loss has torn."""
+        count = self._count(start, limit)
+        return count - (count > 0 and self._is_torn(start, count - 1))
 
     def _search(self, start: int, limit: int) -> int:
         """Return what `_count` returns, by binary search; only for a file without holes."""

@@ -189,6 +189,27 @@ def test_power_loss_tears_the_first_unit_that_was_not_synced(
     assert torn >= 4
 
 
+@pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT], ids=["kill", "power loss"])
+def test_a_unit_that_has_rotted_takes_no_other_one_along(tmp_path: Path, boot: bytes) -> None:
+    """Its offset is no longer below the next one's; a torn unit is the last one."""
+    log = MemoryLog()
+    records = fill(log, 130, queues=(0,))
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    for path, unit in (("consumequeue", 20 * 50), ("index", 440 + 20 * 51 + 4)):
+        (file,) = (one for one in (tmp_path / path).rglob("*") if one.is_file())
+        data = bytearray(file.read_bytes())
+        data[unit + 6] ^= 0x10
+        file.write_bytes(data)
+    again = Derived.over(tmp_path, log, boot_id=boot)
+    again.build.replay()
+    assert again.queues.queue_range("Topic", 0) == (0, 130)
+    for number in (49, 51, 129):
+        assert query(again.index, "Topic", f"k{number}-0") == [records[number].physical_offset]
+
+
 def test_other_sizes_rebuild_and_keep_the_queue_end(tmp_path: Path) -> None:
     log = MemoryLog()
     fill(log, 400)
