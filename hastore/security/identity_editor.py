@@ -122,9 +122,9 @@ class IdentityEditor:
         self._tree["identities"][wanted.name if plain else _quoted(wanted.name)] = entry
 
     def set_rights(self, wanted: Identity, quota: Mapping[str, str]) -> Identity:
-        """Give an identity the rights of `wanted`; return what it is then.
+        """Give an identity the rights of `wanted`, else as `find` gives it; return what it is then.
 
-        `quota` has texts by name; an empty one removes that bound. Keys and secrets stay.
+        `quota` has texts by name; an empty one removes that bound.
         """
         before = self.find(wanted.name)
         _check_patterns(wanted)
@@ -141,18 +141,10 @@ class IdentityEditor:
             entry["admin"] = wanted.is_admin
         bounds = before.quota
         if numbers:
-            bounds = replace(bounds or Quota(), **numbers)
+            changed = replace(bounds or Quota(), **numbers)
+            bounds = None if changed == Quota() else changed
             self._set_quota(entry, quota)
-        if bounds == Quota():
-            bounds = None
-        after = replace(
-            before,
-            produce=wanted.produce,
-            consume=wanted.consume,
-            groups=wanted.groups,
-            is_admin=wanted.is_admin,
-            quota=bounds,
-        )
+        after = replace(wanted, quota=bounds)
         self._parsed = replace(
             self._parsed, identities={**self._parsed.identities, wanted.name: after}
         )

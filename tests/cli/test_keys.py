@@ -276,6 +276,16 @@ def test_a_quota_is_set_and_removed(keys):
     assert prove("orders", "orders.key").quota is None and "quota" not in read("ids.yaml")
 
 
+def test_an_empty_quota_of_the_file_is_no_change(keys):
+    keys("new", "orders", "--produce", "a")
+    text = read("ids.yaml").replace('produce: ["a"]', 'produce: ["a"]\n    quota: {}')
+    pathlib.Path("ids.yaml").write_text(text)
+    assert json.loads(keys("rights", "orders", "--json")[1])["changed"] is False
+    assert read("ids.yaml") == text
+    assert keys("rights", "orders", "--admin")[0] == DONE
+    assert prove("orders", "orders.key").is_admin
+
+
 def test_a_symbolic_link_stays_one(keys):
     keys("new", "orders", file="real.yaml")
     os.symlink("real.yaml", "ids.yaml")
