@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 import secrets
+from collections.abc import Callable
 
 import click
 
@@ -53,6 +54,22 @@ with_file = click.option(
 )
 
 
+def with_patterns(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that give the patterns of a right."""
+    for option, name, what in (
+        ("--group", "groups", "It may be in these consumer groups; may be repeated."),
+        ("--consume", "consume", "It may read these topics; may be repeated."),
+        (
+            "--produce",
+            "produce",
+            "It may put messages into these topics; may be repeated. `*` is any characters.",
+        ),
+    ):
+        add = click.option(option, name, multiple=True, metavar="PATTERN", help=what)
+        command = add(command)
+    return command
+
+
 def _instant(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
     """Return a time to come in milliseconds since 1970: `24h` from now, 2026-11-23T18:30:00Z."""
     if value is None:
@@ -71,25 +88,7 @@ def _instant(context: click.Context, option: click.Parameter, value: str | None)
 @click.command("new", short_help="Make an identity, or another key for one.")
 @click.argument("name")
 @with_file
-@click.option(
-    "--produce",
-    multiple=True,
-    metavar="PATTERN",
-    help="It may put messages into these topics; may be repeated. `*` is any characters.",
-)
-@click.option(
-    "--consume",
-    multiple=True,
-    metavar="PATTERN",
-    help="It may read these topics; may be repeated.",
-)
-@click.option(
-    "--group",
-    "groups",
-    multiple=True,
-    metavar="PATTERN",
-    help="It may be in these consumer groups; may be repeated.",
-)
+@with_patterns
 @click.option("--admin", is_flag=True, help="It may administer nodes, also from elsewhere.")
 @click.option(
     "--certificate",
@@ -231,7 +230,7 @@ def list_command(path: str, as_json: bool) -> int:
     rows = [
         (
             one.name,
-            *(text for right, text in _shown_rights(one).items() if right != "quota"),
+            *_shown_rights(one).values(),
             _proved_by(one, wall_ms),
         )
         for one in identities
@@ -270,32 +269,14 @@ def _proved_by(identity: Identity, wall_ms: int) -> str:
 @click.command("rights", short_help="Change the rights of an identity, or its quota.")
 @click.argument("name")
 @with_file
-@click.option(
-    "--produce",
-    multiple=True,
-    metavar="PATTERN",
-    help="Into which topics it may put messages from now on; may be repeated.",
-)
-@click.option("--no-produce", is_flag=True, help="Into none.")
-@click.option(
-    "--consume",
-    multiple=True,
-    metavar="PATTERN",
-    help="Which topics it may read from now on; may be repeated.",
-)
-@click.option("--no-consume", is_flag=True, help="None.")
-@click.option(
-    "--group",
-    "groups",
-    multiple=True,
-    metavar="PATTERN",
-    help="In which consumer groups it may be from now on; may be repeated.",
-)
-@click.option("--no-group", is_flag=True, help="In none.")
+@with_patterns
+@click.option("--no-produce", is_flag=True, help="It may put messages into no topic.")
+@click.option("--no-consume", is_flag=True, help="It may read no topic.")
+@click.option("--no-group", is_flag=True, help="It may be in no consumer group.")
 @click.option(
     "--any-group",
     is_flag=True,
-    help="hastore's own clients in all, RocketMQ's in none, as without the right.",
+    help="As without the right: hastore's own clients may be in every group, RocketMQ's in none.",
 )
 @click.option("--admin/--no-admin", default=None, help="Whether it may administer nodes.")
 @click.option(
@@ -346,7 +327,7 @@ def rights_command(
         after = editor.set_rights(wanted, bounds)
         if after != before:
             editor.save()
-    old, new = _shown_rights(before), _shown_rights(after)
+    old, new = ({**_shown_rights(one), "quota": _shown_quota(one)} for one in (before, after))
     if as_json:
         limits = None if after.quota is None else dataclasses.asdict(after.quota)
         shown = {"name": name, "file": path, **after.rights, "quota": limits}
@@ -377,15 +358,18 @@ def _bounds(quota: tuple[str, ...]) -> dict[str, str]:
 
 
 def _shown_rights(identity: Identity) -> dict[str, str]:
-    quota = {} if identity.quota is None else dataclasses.asdict(identity.quota)
-    bounds = [f"{bound}={number}" for bound, number in quota.items() if number is not None]
     return {
         "produce": ",".join(identity.produce) or "-",
         "consume": ",".join(identity.consume) or "-",
         "groups": "-" if identity.groups == () else ",".join(identity.groups or ("any",)),
         "admin": "yes" if identity.is_admin else "-",
-        "quota": ",".join(bounds) or "-",
     }
+
+
+def _shown_quota(identity: Identity) -> str:
+    quota = {} if identity.quota is None else dataclasses.asdict(identity.quota)
+    bounds = [f"{bound}={number}" for bound, number in quota.items() if number is not None]
+    return ",".join(bounds) or "-"
 
 
 @click.command("revoke", short_help="Remove an identity, or its old keys.")

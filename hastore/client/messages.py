@@ -369,7 +369,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
         return message_id(host, self.offset)
 
 
-# What a node does not say itself, for each put.
+# Nodes send no reason with these.
 _UNSAID = {
     Status.FLUSH_DISK_TIMEOUT: "stored, but not synced in time: a power loss may keep or lose it",
     Status.FLUSH_SLAVE_TIMEOUT: (

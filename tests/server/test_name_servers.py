@@ -378,6 +378,7 @@ def test_two_groups_that_begin_at_once_with_one_name(
     ("value", "text"),
     [
         ("[127.0.0.1]", "'127.0.0.1' is not an address; write HOST:PORT of each server"),
+        ("[a..b:9876]", "'a..b:9876' is not an address; write HOST:PORT of each server"),
         ("[127.0.0.1:0]", "is not an address"),
         ("['127.0.0.1:10911']", "127.0.0.1:10911 is nodes.1.api"),
         ("[ns:9876, NS:9876]", "NS:9876 is listed twice"),

@@ -215,35 +215,35 @@ class Requester:
         timeout_s: float,
         *,
         may_be_unknown: bool = False,
-        once: bool = False,
+        of_master: bool = False,
     ) -> Steps[Answer]:
         """Ask one node; raises UnreachableError if it does not answer in time.
 
-        A request whose connection ends is sent again over the next one; with `once`,
-        UnreachableError is raised instead, and also as soon as another node is the master: that is
-        asked for while the answer is late. Raises NotAuthenticatedError if the node does not accept
-        this client.
+        A request whose connection ends is sent again over the next one. With `of_master` the node
+        is asked as the master: then UnreachableError is raised instead, and also as soon as another
+        node is the master, which is asked for while the answer is late. Raises
+        NotAuthenticatedError if the node does not accept this client.
 
         With `may_be_unknown`, raises RequestNotKnown if the connection ends CLOSED_MAX times after
         the request: a node does so with a request that it does not know. One that is started anew
         does it once.
         """
         deadline = self.deadline(timeout_s)
-        ask_ms = self.deadline(LATE_S)  # for the master, with `once`
+        ask_ms = self.deadline(LATE_S)
         request = make(self.next_rid())
         _check_request(request)
         under_way = UnderWay(self.transport, address)
         under_way.send(request)
         while True:
             left = self.left_s(deadline)
-            under_way.note((yield min(left, self.left_s(ask_ms)) if once else left))
+            under_way.note((yield min(left, self.left_s(ask_ms)) if of_master else left))
             if request.rid in under_way.answers:
                 return under_way.answers[request.rid]
-            if once and under_way.ends:
+            if of_master and under_way.ends:
                 raise UnreachableError(f"the connection to {address} has ended")
-            if once and self.cluster.master not in (address, None):
+            if of_master and self.cluster.master not in (address, None):
                 raise UnreachableError(f"{address} did not answer, and is not the master any more")
-            if once and not self.left_s(ask_ms):
+            if of_master and not self.left_s(ask_ms):
                 self._ask_for_master()
                 ask_ms = self.deadline(ASK_S)
             if may_be_unknown and under_way.ends_after_send >= CLOSED_MAX:
@@ -364,13 +364,12 @@ class Requester:
     def survey(
         self, timeout_s: float, *, wait_for_starts: bool = True, patience_s: float = PATIENCE_S
     ) -> Steps[Collection[str]]:
-        """Get the maps of all nodes that answer, and return their addresses; raises
-        UnreachableError if none does.
+        """Get the maps of all nodes that answer, and return these nodes' addresses.
 
-        A node that is connected and silent takes at most `patience_s`, and half of the time, if
-        another one answers: the caller needs the rest for its question. Without `wait_for_starts`
-        it is raised at once where nobody listens; otherwise nodes that are about to start have
-        until `timeout_s`.
+        Raises UnreachableError if none answers. A node that is connected and silent takes at most
+        `patience_s`, and half of the time, if another one answers: the caller needs the rest for
+        its question. Without `wait_for_starts` it is raised at once where nobody listens; otherwise
+        nodes that are about to start have until `timeout_s`.
         """
         deadline = self.deadline(timeout_s)
         while True:
@@ -410,7 +409,7 @@ class Requester:
             try:
                 if master is not None:
                     refusal = None
-                    reply, payload = yield from self.ask(master, make, left, once=True)
+                    reply, payload = yield from self.ask(master, make, left, of_master=True)
                     if isinstance(reply, api.PutDone) and reply.status in _UNCONFIRMED:
                         timeout = reply, payload
                     elif isinstance(reply, api.PutDone) and reply.status.is_refusal:

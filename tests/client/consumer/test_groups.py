@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hastore import Consumer, Producer, aio, errors
+from hastore.client.connections import requester
 from hastore.client.consumer.positions_client import Positions
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
@@ -187,6 +188,8 @@ def test_a_commit_leaves_a_master_that_does_not_answer(
             answer(self, connection, request)
 
     monkeypatch.setattr(server.ApiServer, "_dispatch", dispatch)
+    monkeypatch.setattr(requester, "LATE_S", 0.1)
+    monkeypatch.setitem(requester.Requester.survey.__kwdefaults__, "patience_s", 0.1)
     # Half of the time would be over before the hung node is given up.
     with Consumer("t", [master.address, slave.address], group="g", timeout_s=600.0) as consumer:
         take(consumer, 5)

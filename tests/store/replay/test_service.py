@@ -17,7 +17,7 @@ from hastore.store import replay as replay_service
 from hastore.store.derived.contract import Dispatched
 from hastore.store.replay import ReplayPace
 from tests.store import kit
-from tests.store.derived_files import BOOT, Derived, query, rebuilt
+from tests.store.derived_files import BOOT, UNITS, Derived, query, rebuilt
 from tests.store.logs import START_MS, MemoryLog, fill
 
 OTHER_BOOT = bytes(16)
@@ -112,20 +112,24 @@ def test_killed_at_any_write(tmp_path: Path, seed: int) -> None:
     assert_as_rebuilt(derived, log, tmp_path / "b")
 
 
+def flush_on_the_way(root: Path, log: MemoryLog, offset: int, units: int = UNITS) -> None:
+    """Replay a log into the folder `a`; `flushed` is a copy of it as of the flush at an offset."""
+    end, log.max_offset = log.max_offset, offset
+    derived = Derived.over(root / "a", log, units=units)
+    derived.build.replay()
+    derived.build.flush()
+    shutil.copytree(root / "a", root / "flushed")
+    log.max_offset = end
+    derived.build.replay()
+    derived.build.close()
+
+
 def test_power_loss_keeps_what_was_flushed(tmp_path: Path, seed: int) -> None:
     """Random pages written after the flush are lost, and the end of the log as well."""
     chance = random.Random(seed)
     log = MemoryLog()
     records = fill(log, 1200, keys=2, queues=(0, 1))
-    end = log.max_offset
-    derived = Derived.over(tmp_path / "a", log)
-    log.max_offset = records[chance.randrange(300, 700)].physical_offset
-    derived.build.replay()
-    derived.build.flush()
-    shutil.copytree(tmp_path / "a", tmp_path / "flushed")
-    log.max_offset = end
-    derived.build.replay()
-    derived.build.close()
+    flush_on_the_way(tmp_path, log, records[chance.randrange(300, 700)].physical_offset)
     for path in sorted((tmp_path / "a").rglob("*")):
         if path.is_dir() or path.name == "replay":
             continue
@@ -154,15 +158,7 @@ def test_power_loss_tears_the_first_unit_that_was_not_synced(
     """A half of its offset named a record below what was synced, and the other half was kept."""
     log = MemoryLog(start=start)
     records = fill(log, synced + 20, queues=(0,))
-    end = log.max_offset
-    log.max_offset = records[synced].physical_offset
-    derived = Derived.over(tmp_path / "a", log, units=units)
-    derived.build.replay()
-    derived.build.flush()
-    shutil.copytree(tmp_path / "a", tmp_path / "flushed")
-    log.max_offset = end
-    derived.build.replay()
-    derived.build.close()
+    flush_on_the_way(tmp_path, log, records[synced].physical_offset, units)
     wanted = rebuilt(tmp_path / "b", log, units=units)
     torn = 0
     for path in sorted((tmp_path / "a").rglob("*")):
