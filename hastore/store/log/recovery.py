@@ -258,8 +258,9 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
 def _is_torn(data: memoryview, at: int, end: int, position: int) -> bool:
     """Whether a part of a record's topic or properties was never written: only its body has a CRC.
 
-    What is missing is zeros, up to the end of a sector or from its beginning on, or a whole one; in
-    a text that any client writes there is none. `position` is that of `data` in the file.
+    What is missing is zeros, up to the end of a sector or from its beginning on, or a whole one. A
+    zero that a client has put just there looks the same; its record was not synced either.
+    `position` is that of `data` in the file.
     """
     parts = find_parts(data, at, end)
     if parts is None:  # RocketMQ's, and unreadable
