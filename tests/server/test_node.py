@@ -284,7 +284,7 @@ def as_before() -> Iterator[None]:
     """Put back what a process's node sets for all of it, and end what waits for ever."""
 
     def expired(*_: object) -> None:
-        raise AssertionError("the main thread waits for ever")
+        raise AssertionError(f"the main thread waits for ever; it is traced by {sys.gettrace()}")
 
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
     handlers = {number: signal.getsignal(number) for number in numbers}
