@@ -1,5 +1,6 @@
-"""Service: a named thread with a start and a stop."""
+"""Threads: a named one with a start and a stop, and a sleep that any code may end."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -78,3 +79,28 @@ class Service:
                 log.exception("%s died", self.name)
             finally:  # a log that fails must not hide it: the node would go on without this thread
                 self._on_failure(self.name, failure)
+
+
+class Sleeper:
+    """The sleep of one thread, which other threads, finalizers and signal handlers may end.
+
+    An Event does not serve here: a handler that runs in the thread that waits may need the lock
+    that its own thread holds. SimpleQueue does not serve, either: in CPython, `get` with a timeout
+    waits for ever if the thread is delayed past its deadline between two steps of `get`, and if a
+    signal comes just after the deadline. A lock's `acquire` looks at the time that is left.
+    """
+
+    __slots__ = ("_awake",)
+
+    def __init__(self) -> None:
+        self._awake = threading.Lock()
+        self._awake.acquire()
+
+    def wake(self) -> None:
+        """End the sleep, or the next one if the thread does not sleep; this never blocks."""
+        with contextlib.suppress(RuntimeError):  # the lock is free: woken before
+            self._awake.release()
+
+    def sleep(self, timeout_s: float | None = None) -> bool:
+        """Sleep until `wake`, at most `timeout_s` (None: no limit); return whether it was woken."""
+        return self._awake.acquire(timeout=-1 if timeout_s is None else timeout_s)

@@ -1,9 +1,11 @@
-"""A service: its thread's start and stop."""
+"""A service: its thread's start and stop; a sleep that ends in time."""
 
+import contextlib
+import signal
 import threading
 
 from hastore import service as service_module
-from hastore.service import Service, raise_failure
+from hastore.service import Service, Sleeper, raise_failure
 
 
 class Waiting(Service):
@@ -39,3 +41,48 @@ def test_a_stop_in_the_middle_of_a_start_waits_for_the_thread(monkeypatch):
         service.start()
     stopper.join(60)
     assert outcome == [True] and not service.alive
+
+
+@contextlib.contextmanager
+def limited(seconds):
+    """Fail if the main thread blocks for ever in one step of C."""
+
+    def expired(*_):
+        raise AssertionError("it sleeps for ever")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_sleep_ends_though_its_deadline_passes_at_once():
+    """SimpleQueue.get, which did this before, waits for ever then: in the first of 1,000 calls."""
+    with limited(60):
+        for _ in range(1_000):
+            assert not Sleeper().sleep(0.000001)
+
+
+def test_a_wake_is_kept_for_the_next_sleep_and_counts_once():
+    sleeper = Sleeper()
+    sleeper.wake()
+    sleeper.wake()
+    assert sleeper.sleep(60)
+    assert not sleeper.sleep(0.001)
+    threading.Timer(0.01, sleeper.wake).start()
+    assert sleeper.sleep()
+
+
+def test_a_signal_handler_wakes_the_thread_that_it_interrupts():
+    sleeper = Sleeper()
+    before = signal.signal(signal.SIGUSR1, lambda *_: sleeper.wake())
+    try:
+        main = threading.main_thread().ident
+        threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+        with limited(60):
+            assert sleeper.sleep(30)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from queue import Empty, SimpleQueue
 
 from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK
@@ -24,6 +23,7 @@ from hastore.server.node import Node
 from hastore.server.node_log import NodeLog
 from hastore.server.role_source import ConfigWatch
 from hastore.server.supervisor import Supervisor
+from hastore.service import Sleeper
 
 log = logging.getLogger(__name__)
 
@@ -90,13 +90,13 @@ class Orders:
 
     The handler runs in the main thread, between any two of its steps. So it takes no lock: an
     Event that this thread waits for may be locked by this thread just then, and to set it would
-    wait for ever. A SimpleQueue is made for that.
+    wait for ever. A Sleeper is made for that.
     """
 
     def __init__(self) -> None:
         self.ending = False  # SIGTERM or SIGINT
         self.reread = False  # SIGHUP: the file shall be read again now
-        self._news: SimpleQueue[None] = SimpleQueue()
+        self._sleeper = Sleeper()
 
     def take(self, number: int, _frame: object) -> None:
         """Note a signal; this is its handler."""
@@ -104,12 +104,11 @@ class Orders:
             self.reread = True
         else:
             self.ending = True
-        self._news.put(None)
+        self._sleeper.wake()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a signal; one that came before it ends a wait too."""
-        with contextlib.suppress(Empty):
-            self._news.get(timeout=timeout_s)
+        self._sleeper.sleep(timeout_s)
 
 
 def _make(watch: ConfigWatch, node_log: NodeLog) -> BaseNode:

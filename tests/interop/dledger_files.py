@@ -41,11 +41,16 @@ class Entry:
         return f"{self.index} {self.term} {self.pos} {self.size} 1 {digest}"
 
 
-def read_ledger(folder: pathlib.Path) -> list[Entry]:
-    """Return the entries of a store; fail on a gap, a wrong place, or a wrong index unit."""
-    data, units = tree(folder / "data"), tree(folder / "index")
+def read_ledger(folder: pathlib.Path, *, is_live: bool = False) -> list[Entry]:
+    """Return the entries of a store; fail on a gap, a wrong place, or a wrong index unit.
+
+    With `is_live` a node may be writing: its last entries, which may have no units yet, are left
+    out. An entry is whole when its unit is written.
+    """
+    units = tree(folder / "index")
+    data = tree(folder / "data")  # after the index: what that names is whole here
     index = b"".join(units[name] for name in sorted(units))
-    first = min(map(int, units), default=0)
+    first, written = min(map(int, units), default=0), len(index.rstrip(b"\0"))
     entries: list[Entry] = []
     for name in sorted(data):
         at = 0
@@ -53,7 +58,8 @@ def read_ledger(folder: pathlib.Path) -> list[Entry]:
             magic, size, number, term, pos, channel, chain, crc, length = HEAD.unpack_from(
                 data[name], at
             )
-            if magic != 1:
+            place = number * UNIT.size - first
+            if magic != 1 or (is_live and place >= written):
                 break
             assert channel == 0 and size == HEAD.size + length, (name, at)
             covered = data[name][at : at + 40] + data[name][at + 44 : at + size]
@@ -64,7 +70,7 @@ def read_ledger(folder: pathlib.Path) -> list[Entry]:
             assert not entries or term >= entries[-1].term, (name, at, term)
             body = data[name][at + HEAD.size : at + size]
             entries.append(Entry(number, term, pos, size, body, crc))
-            unit = UNIT.unpack_from(index, number * UNIT.size - first)
+            unit = UNIT.unpack_from(index, place)
             assert unit == (1, pos, size, number, term), (name, at, unit)
             at += size
         else:

@@ -111,8 +111,8 @@ def log_of(folder):
 
 
 def log_of_entries(folder):
-    """Return the records in the entries of a log of mode dledger, in its order."""
-    return [one.body for one in read_ledger(folder) if one.body]
+    """Return the records in the entries of a live log of mode dledger, in its order."""
+    return [one.body for one in read_ledger(folder, is_live=True) if one.body]
 
 
 def stored(log, topics):

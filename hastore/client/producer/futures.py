@@ -14,8 +14,8 @@ then reads `_observers`. At least one of the two sees the change of the other.
 
 Waiters use LocklessCondition. The methods of threading.Condition are Python code: an exception from
 a signal handler may leave the lock taken for good, and a finalizer that needs the lock may run in
-the thread that holds it. Here each waiting thread has a SimpleQueue of its own, whose `put` is one
-step that never blocks.
+the thread that holds it. Here each waiting thread has a Sleeper of its own; its `wake` never
+blocks.
 
 The attributes are slots, which avoids a crash of CPython 3.11. Without slots, an instance's
 attributes normally live in a layout shared by the class. When an attribute is written that does not
@@ -31,13 +31,13 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from hastore.client.messages import SendResult
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
 from hastore.protocol.api import PutDone, Status
+from hastore.service import Sleeper
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +59,12 @@ class LocklessCondition:
     __slots__ = ("sleepers",)
 
     def __init__(self) -> None:
-        self.sleepers: list[SimpleQueue[None]] = []
+        self.sleepers: list[Sleeper] = []
 
     def notify_all(self) -> None:
         """Make all waiting threads check again; finalizers and signal handlers may call it too."""
         for sleeper in tuple(self.sleepers):
-            if sleeper.empty():  # else that thread is about to check again
-                sleeper.put(None)
+            sleeper.wake()
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `is_true()`, at most `timeout_s` (None: no limit); return its last result."""
@@ -74,7 +73,7 @@ class LocklessCondition:
         deadline_ms = None
         if timeout_s is not None:
             deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
-        sleeper: SimpleQueue[None] = SimpleQueue()
+        sleeper = Sleeper()
         # Added before the check, so that no change is missed: a notifier makes its change first,
         # then looks for sleepers.
         self.sleepers.append(sleeper)
@@ -85,9 +84,7 @@ class LocklessCondition:
                     left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0
                     if left_s <= 0.0:
                         return False
-                try:
-                    sleeper.get(timeout=left_s)
-                except Empty:
+                if not sleeper.sleep(left_s):
                     return is_true()
             return True
         finally:
