@@ -141,6 +141,7 @@ class Piece:
 
 _VIEW_BYTES = 1 << 20
 _SEARCH_BYTES = 1 << 20
+_MAGIC_AHEAD = 64  # an item's magic ends within so many bytes, also behind the header of an entry
 _RECORDS = tuple(magic.to_bytes(4) for magic in (V1_MAGIC, V2_MAGIC))
 
 
@@ -363,6 +364,11 @@ def _find_first(
     size = len(view)
     while at < end:
         stop = min(at + _SEARCH_BYTES, end)
+        # The rest of the last file is preallocated: to see that it is zeros takes a fifteenth of
+        # the time of a search for three magics.
+        if not np.frombuffer(view[at : stop + _MAGIC_AHEAD], np.uint8).any():
+            at = stop
+            continue
         found = [
             place
             for place in _places(form, mapped, at, stop)

@@ -14,7 +14,8 @@ from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store import replay as replay_service
 from hastore.store.append.results import own_records
 from hastore.store.derived.deliveries import read_delays
-from hastore.store.rebuild.layout import Sizes, find_sizes, run_here
+from hastore.store.rebuild import extract
+from hastore.store.rebuild.layout import RangeTask, Sizes, find_sizes, run_here
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from hastore.store.state.marker_files import LockFile
 from tests.store.derived.walk.test_vector_walk import random_log
@@ -165,6 +166,25 @@ def test_a_record_inside_a_body_is_no_start(tmp_path):
     built = rebuild_to(REAL, str(tmp_path / "store"), str(tmp_path / "new"), SIZES, way)
     assert built.records == 24
     assert_same(derived_files(tmp_path / "new"), expected)
+
+
+@pytest.mark.parametrize("window", [3, 64, 400])
+def test_the_first_record_of_a_range_is_found_behind_zeros(tmp_path, monkeypatch, window):
+    """Zeros are searched in another way; the first record may begin at any byte of a window."""
+    monkeypatch.setattr(extract, "_SEARCH_BYTES", window)
+    log = MemoryLog(file_size=1 << 16)
+    starts = [
+        log.append(topic="TopicA", queue_id=0, queue_offset=at, body=bytes(size)).physical_offset
+        for at, size in enumerate((300, 301, 0, 1_000, 10))
+    ]
+    write_log(tmp_path, log)
+    for start in range(1, starts[-1] + 1):
+        task = RangeTask(
+            path=str(tmp_path / "commitlog" / f"{0:020}"), file_start=0, start=start,
+            end=log.max_offset, exact=False, limit=log.max_offset, piece=str(tmp_path / "piece"),
+            buckets=1, keys=False,
+        )  # fmt: skip
+        assert extract.extract_range(task).first == min(at for at in starts if at >= start)
 
 
 # -- what retention has removed --------------------------------------------------------------------
