@@ -159,6 +159,9 @@ def test_seek_pause_and_filters(two_groups: list[Group], servers: Any) -> None:
         assert not consumer.poll(timeout_s=0.1)
         with pytest.raises(UsageError, match="group g1: .* does not read queue 77$"):
             consumer.seek(("g1", 77), 0)
+        with pytest.raises(UsageError, match="group g1: .* does not read queue 77$"):
+            consumer.pause([("g0", 0), ("g1", 77)])
+        assert consumer.paused == [], "a refused call leaves all as they are"
 
 
 def test_an_outage_of_a_group_harms_no_other(two_groups: list[Group], servers: Any) -> None:

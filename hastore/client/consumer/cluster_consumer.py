@@ -307,6 +307,8 @@ class ClusterCore(Core):
         queues: dict[str, list[int]] = {}
         for name, queue_id in _keys("queues", given):
             queues.setdefault(name, []).append(queue_id)
+        for name, own in queues.items():  # a wrong one shall leave all as they are
+            yield from self._each(partial(ConsumerCore.readers, given=own), [name])
         for name, own in queues.items():
             yield from self._each(partial(ConsumerCore.pause, given=own, paused=paused), [name])
 

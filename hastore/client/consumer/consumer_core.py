@@ -187,15 +187,19 @@ class ConsumerCore(Core):
             if queue_id in queues
         }
 
-    def pause(self, given: Sequence[int] | None, *, paused: bool) -> Steps[None]:
-        """Give no messages of these queues, or of all; or give them again."""
+    def readers(self, given: Sequence[int] | None) -> Steps[list[QueueReader]]:
+        """Return the readers of these queues, or of all; raises UsageError for a queue not read."""
         queue_list = queue_ids("queues", given)
         yield from self._prepared(self._deadline())
         queues = self.fetcher.queues
-        for queue_id in queues if queue_list is None else queue_list:
+        for queue_id in queue_list or ():
             if queue_id not in queues:
                 raise UsageError(f"this consumer does not read queue {queue_id}")
-            queue = queues[queue_id]
+        return [queues[queue_id] for queue_id in (queues if queue_list is None else queue_list)]
+
+    def pause(self, given: Sequence[int] | None, *, paused: bool) -> Steps[None]:
+        """Give no messages of these queues, or of all; or give them again."""
+        for queue in (yield from self.readers(given)):
             if paused and not queue.is_paused:
                 queue.seek(queue.next)  # an iteration has none left either
             queue.is_paused = paused

@@ -43,7 +43,8 @@ def test_paused_queues_give_nothing_and_keep_their_positions(node: Node) -> None
         assert set(take(consumer, 10 - before[1].queue_offset)) == {b"1"}
         assert consumer.lag() == dict.fromkeys(range(4), 0)
         with pytest.raises(UsageError, match="does not read queue 9"):
-            consumer.pause([9])
+            consumer.pause([1, 9])
+        assert consumer.paused == [], "a refused call leaves all as they are"
 
 
 def test_a_pause_in_a_loop_counts_at_once(node: Node) -> None:
