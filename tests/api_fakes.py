@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import NotStoredError, Status, UsageError
 from hastore.fs.filesystem import without_waiting
 from hastore.fs.memory import MemoryFileSystem
@@ -65,6 +65,7 @@ class FakeStore:
 
     def __init__(self, host: str = "127.0.0.1:10911", default_queues: int = 4) -> None:
         self.store_host = Host.parse(host)
+        self.wall_ms = SYSTEM_CLOCK.wall_ms
         self.default_queues = default_queues
         self.log = bytearray()
         self.starts: set[int] = set()
@@ -193,7 +194,7 @@ class FakeStore:
         queue_units = self.units.setdefault((topic, queue_id), [])
         offset = len(self.log)
         record = bytearray(payload[at : at + size])
-        now = time.time_ns() // 1_000_000
+        now = self.wall_ms()
         patch_for_store(
             record, 0, queue_offset=len(queue_units), physical_offset=offset,
             store_timestamp_ms=now, store_host=self.store_host,

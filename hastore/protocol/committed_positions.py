@@ -27,6 +27,8 @@ TAKEN_OVER = "HASTORE_TAKEN_OVER"
 MAX_GROUPS = 10_000  # (group, topic) pairs
 MAX_TABLE_BYTES = 64 * 1024 * 1024  # of memory, as estimated below
 MAX_LOCKS = 200_000  # of queues, in all groups
+GAP_MS = 30_000.0  # a consumer that has locks leads to a record each 20 s
+_STEP_MS = 0.001  # two records differ, also within a millisecond
 _PAIR_BYTES = 600  # of a group and topic without positions, names not included
 _PLACE_BYTES = 250  # of one queue's position
 _NOTHING: Mapping[int, Place] = {}
@@ -156,20 +158,24 @@ class PositionMap:
 
 
 class RecordedLock(NamedTuple):
-    """Who holds a queue's lock, by the last record of it, which was stored at a wall time."""
+    """Who holds a queue's lock, by the last record of it, and when that was (RecordedLocks)."""
 
     holder: str
-    stored_ms: int
+    at_ms: float
 
 
 class RecordedLocks:
     """The locks of queues as the records say. One thread uses it.
 
-    `since_ms`: records that were stored before may be missing; None: none is.
+    How much time lies between two records is added up from one record to the next, at most GAP_MS
+    each, because a wall clock may jump, and another master's may be ahead. So less time may have
+    been counted than has passed, and hardly ever more.
     """
 
     def __init__(self) -> None:
-        self.since_ms: int | None = None
+        self._now_ms = 0.0  # of the last record, by the time that is added up
+        self._stored_ms: int | None = None  # the wall time of the last record
+        self._since_ms: float | None = None  # records before may be missing; None: none is
         self._locks: dict[Pair, dict[int, RecordedLock]] = {}
         self._count = 0
 
@@ -177,8 +183,24 @@ class RecordedLocks:
         """Return the number of locks."""
         return self._count
 
-    def apply(self, body: CommitBody, stored_ms: int) -> None:
-        """Take a record; beyond MAX_LOCKS the half that is oldest is forgotten."""
+    def note_gap(self) -> None:
+        """Note that records before the next one are missing."""
+        self._since_ms = self._now_ms
+
+    def lacks_within(self, span_ms: float) -> bool:
+        """Whether records may be missing that are not older than this."""
+        return self._since_ms is not None and self._now_ms - self._since_ms < span_ms
+
+    def apply(self, body: CommitBody | None, stored_ms: int) -> None:
+        """Take a record, None for one that is damaged, which was stored at a wall time.
+
+        Beyond MAX_LOCKS the half that is oldest is forgotten.
+        """
+        gap_ms = 0 if self._stored_ms is None else stored_ms - self._stored_ms
+        self._stored_ms = stored_ms
+        self._now_ms += _STEP_MS + min(max(0, gap_ms), GAP_MS)
+        if body is None:
+            return
         if body.released:
             self._release((body.group, body.topic), body.released)
         if not body.locks:
@@ -186,14 +208,12 @@ class RecordedLocks:
         known = self._locks.setdefault((body.group, body.topic), {})
         before = len(known)
         for queue, holder in body.locks.items():
-            known[queue] = RecordedLock(holder, stored_ms)
+            known[queue] = RecordedLock(holder, self._now_ms)
         self._count += len(known) - before
         if self._count > MAX_LOCKS:
-            times = sorted(
-                one.stored_ms for locks in self._locks.values() for one in locks.values()
-            )
-            self.since_ms = max(self.since_ms or 0, times[len(times) // 2])
-            self.forget_before(self.since_ms)
+            times = sorted(one.at_ms for locks in self._locks.values() for one in locks.values())
+            self._since_ms = max(self._since_ms or 0.0, times[len(times) // 2])
+            self._forget_before(self._since_ms)
 
     def _release(self, pair: Pair, released: Mapping[int, str]) -> None:
         known = self._locks.get(pair)
@@ -206,10 +226,13 @@ class RecordedLocks:
         if not known:
             del self._locks[pair]
 
-    def forget_before(self, stored_ms: int) -> None:
-        """Forget locks whose record is older than that."""
+    def forget_older(self, span_ms: float) -> None:
+        """Forget locks whose record is older than this."""
+        self._forget_before(self._now_ms - span_ms)
+
+    def _forget_before(self, at_ms: float) -> None:
         for pair, known in list(self._locks.items()):
-            for queue in [queue for queue, one in known.items() if one.stored_ms < stored_ms]:
+            for queue in [queue for queue, one in known.items() if one.at_ms < at_ms]:
                 del known[queue]
                 self._count -= 1
             if not known:
@@ -217,7 +240,7 @@ class RecordedLocks:
 
     def clear(self) -> None:
         """Forget all."""
-        self.since_ms = None
+        self._now_ms, self._stored_ms, self._since_ms = 0.0, None, None
         self._locks.clear()
         self._count = 0
 

@@ -335,7 +335,7 @@ class RoleService(Service):
     def _yield_to(self, epoch: int) -> None:
         """Follow although the file asks for a master."""
         configured = self._config.assigned_role.value
-        log.warning("the file says %s, but %s", configured, _superseded_text(epoch))
+        log.warning("the assigned role is %s, but %s", configured, _superseded_text(epoch))
         self._follow_superseded(epoch)
 
     def _follow_superseded(self, epoch: int) -> None:

@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--mode", choices=["classic", "dledger", "both"], default="both")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
-    parser.add_argument("--tour", choices=["tame", "rest"], help="each kind once")
+    parser.add_argument("--tour", choices=["tame", "rest", "registry"], help="each kind once")
     parser.add_argument("--lines", type=int, default=0, help="of the nodes' logs, to print")
     parser.add_argument("--keep-going", action="store_true", help="also after a walk that fails")
     parser.add_argument("--whole", action="store_true", help="do not reduce a walk that fails")

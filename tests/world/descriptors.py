@@ -107,5 +107,6 @@ def ioctl(descriptor: int, request: int, arg: Any = 0) -> Any:
     return struct.pack("=i", flow.waiting_bytes if flow is not None else 0)
 
 
-def fcntl_call(descriptor: int, command: int, arg: Any = 0) -> Any:
+def fcntl_call(target: Any, command: int, arg: Any = 0) -> Any:
+    descriptor = target if isinstance(target, int) else target.fileno()
     return 0 if descriptor >= FIRST_DESCRIPTOR else real_fcntl.fcntl(descriptor, command, arg)

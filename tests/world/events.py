@@ -17,11 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hastore.config.model import Mode, Role
+from hastore.addresses import node_path
+from hastore.config.model import Mode
 from tests.world import members
 
 if TYPE_CHECKING:
     from tests.world.walk import Walk
+    from tests.world.zookeeper import ZooKeeper
 
 MONTH_S = 30 * 86_400.0
 
@@ -58,6 +60,7 @@ class Kind:
     end: Callable[[Walk, Event], object] | None = None
     modes: tuple[Mode, ...] = (Mode.CLASSIC, Mode.DLEDGER)
     weight: int = 2
+    registry: bool = False  # only where the roles are in ZooKeeper
 
 
 def _both(one: str, other: str) -> set[tuple[str, str]]:
@@ -152,7 +155,7 @@ def _cut_all_power(walk: Walk, event: Event) -> None:
 
 
 def _demote(walk: Walk, event: Event) -> None:
-    walk.machine(event.node).set_config(role=Role.SLAVE)
+    walk.machine(event.node).demote()
 
 
 def _promote(walk: Walk, event: Event) -> None:
@@ -246,6 +249,39 @@ def _lose_disk(walk: Walk, event: Event) -> None:
     walk.machine(event.node).lose_disk()
 
 
+def _zookeeper(walk: Walk) -> ZooKeeper:
+    assert walk.zookeeper is not None, "this walk has no ZooKeeper"
+    return walk.zookeeper
+
+
+def _lose_orders(walk: Walk) -> None:
+    for machine in walk.machines:
+        machine.orders.lost_s = walk.world.now
+
+
+def _empty_zookeeper(walk: Walk, event: Event) -> None:
+    del event
+    _lose_orders(walk)
+    _zookeeper(walk).empty()
+
+
+def _restore_zookeeper(walk: Walk, event: Event) -> None:
+    del event
+    _lose_orders(walk)
+    _zookeeper(walk).put_back()
+
+
+def _from_zookeeper(walk: Walk, event: Event) -> set[tuple[str, str]]:
+    return _both(walk.machine(event.node).name, _zookeeper(walk).name)
+
+
+def _change_znode(walk: Walk, event: Event, data: bytes | None) -> None:
+    machine = walk.machine(event.node)
+    machine.orders.lost_s = walk.world.now
+    config = machine.config
+    _zookeeper(walk).change(node_path(config.cluster, config.group, machine.number), data)
+
+
 _CLASSIC, _DLEDGER = (Mode.CLASSIC,), (Mode.DLEDGER,)
 
 KINDS: dict[str, Kind] = {
@@ -336,6 +372,32 @@ KINDS: dict[str, Kind] = {
     "swap disks": Kind(
         "tame", "{n} and {o} have each other's disk for {s}", _swap, _swap, weight=1
     ),
+    "zookeeper down": Kind(
+        "tame", "ZooKeeper is down for {s}", lambda w, e: _zookeeper(w).kill(),
+        lambda w, e: _zookeeper(w).start(), modes=_CLASSIC, weight=5, registry=True,
+    ),
+    "zookeeper emptied": Kind(
+        "tame", "ZooKeeper loses all its data", _empty_zookeeper,
+        modes=_CLASSIC, weight=4, registry=True,
+    ),
+    "zookeeper restored": Kind(
+        "tame", "ZooKeeper is backed up; after {s} the backup is put in its place",
+        lambda w, e: _zookeeper(w).take_image(), _restore_zookeeper,
+        modes=_CLASSIC, weight=4, registry=True,
+    ),
+    "zookeeper cut off": Kind(
+        "tame", "{n} and ZooKeeper do not reach each other for {s}",
+        lambda w, e: _cut(w, _from_zookeeper(w, e)), lambda w, e: _join(w, _from_zookeeper(w, e)),
+        modes=_CLASSIC, weight=5, registry=True,
+    ),
+    "znode deleted": Kind(
+        "tame", "the znode of {n} is deleted", lambda w, e: _change_znode(w, e, None),
+        modes=_CLASSIC, registry=True,
+    ),
+    "znode spoilt": Kind(
+        "tame", "the znode of {n} gets a wrong content",
+        lambda w, e: _change_znode(w, e, b'{"role": "KING"}'), modes=_CLASSIC, registry=True,
+    ),
     "power": Kind(
         "loss", "{n} loses power", lambda w, e: w.machine(e.node).cut_power(), weight=4
     ),
@@ -364,12 +426,13 @@ KINDS: dict[str, Kind] = {
 
 def draw(
     chance: random.Random, mode: Mode, nodes: int, seconds: float, groups: set[str],
-    victims: list[int], *, durable: bool,
+    victims: list[int], *, durable: bool, registry: bool = False,
 ) -> list[Event]:  # fmt: skip
     """Return the events of a walk in order, those of the classes in `groups`."""
     kinds = [
         name for name, kind in KINDS.items()
-        if mode in kind.modes and (kind.group in groups or (durable and name.startswith("power")))
+        if mode in kind.modes and (registry or not kind.registry)
+        and (kind.group in groups or (durable and name.startswith("power")))
         for _ in range(kind.weight)
     ]  # fmt: skip
     if not durable and len(victims) < nodes:

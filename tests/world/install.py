@@ -31,8 +31,8 @@ from tests.world.scheduler import world
 # Packages of which every module is loaded first: a late import would get the real modules.
 LOADED = (
     "hastore.client", "hastore.config", "hastore.dledger", "hastore.fs", "hastore.ha",
-    "hastore.history", "hastore.protocol", "hastore.record", "hastore.repair", "hastore.security",
-    "hastore.server", "hastore.store",
+    "hastore.history", "hastore.protocol", "hastore.record", "hastore.registry", "hastore.repair",
+    "hastore.security", "hastore.server", "hastore.store",
 )  # fmt: skip
 _NEEDS_MORE = ("zmq_transport",)  # of modules that need what a node does not
 
@@ -91,6 +91,8 @@ def _random_module() -> ModuleType:
         random=lambda: world().product.random(),
         choice=lambda items: world().product.choice(items),
         randrange=lambda *range_: world().product.randrange(*range_),
+        randint=lambda low, high: world().product.randint(low, high),
+        shuffle=lambda items: world().product.shuffle(items),
         uniform=lambda low, high: world().product.uniform(low, high),
     )
 
@@ -111,7 +113,7 @@ def _replaced() -> dict[int, Any]:
             perf_counter=threads.elapsed, perf_counter_ns=threads.elapsed_ns,
             thread_time=threads.elapsed, process_time=threads.elapsed,
         )),
-        (queue, _like(queue, SimpleQueue=threads.SimpleQueue)),
+        (queue, _like(queue, SimpleQueue=threads.SimpleQueue, Queue=threads.Queue)),
         (queue.SimpleQueue, threads.SimpleQueue),
         (concurrent.futures.ThreadPoolExecutor, threads.ThreadPoolExecutor),
         (socket, _like(
@@ -154,17 +156,29 @@ class _Reading:
             task.locals["may_wait"] = value
 
 
+def _install_kazoo(replaced: dict[int, Any]) -> None:
+    """Replace what a class and a function of kazoo's keep of the real modules."""
+    handler = sys.modules["kazoo.handlers.threading"]
+    handler.SequentialThreadingHandler.queue_impl = threads.Queue  # type: ignore[attr-defined]
+    handler.SequentialThreadingHandler.sleep_func = staticmethod(  # type: ignore[attr-defined]
+        threads.sleep
+    )
+    select_call = sys.modules["kazoo.handlers.utils"].selector_select
+    select_call.__defaults__ = (None, replaced[id(selectors)])
+
+
 def install() -> None:
     """Replace the modules' globals, for good."""
     replaced = _replaced()
     modules = [
         module for name, module in sorted(sys.modules.items())
-        if name == "hastore" or name.startswith("hastore.")
+        if name.partition(".")[0] in ("hastore", "kazoo")
     ]  # fmt: skip
     for module in [*modules, futures_base]:
         for name, value in list(vars(module).items()):
             made = replaced.get(id(value))
             if made is not None:
                 setattr(module, name, made)
+    _install_kazoo(replaced)
     sys.modules["hastore.fs.filesystem"]._reading = _Reading()  # type: ignore[attr-defined]
     sys.modules["hastore.security.slots"]._random = _Draws()  # type: ignore[attr-defined]

@@ -10,11 +10,14 @@ import msgspec
 
 from hastore.config.model import Role
 from hastore.dledger.driver.requests import AdminRequest
+from hastore.errors import RegistryError
+from hastore.registry.editing import open_editor
+from hastore.registry.entry import Once
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.role_source import OneShotFile
 from tests.world.disk import Disk
 from tests.world.machines import ROOT, Machine
-from tests.world.scheduler import EPOCH_S
+from tests.world.scheduler import EPOCH_S, Host
 
 
 def _chosen(paths: Sequence[str], part: float) -> str | None:
@@ -27,6 +30,7 @@ class FaultyMachine(Machine):
 
     image: Disk | None = None
     lost_disks = 0
+    operator: Host | None = None  # where commands run that need a connection
     aside = False  # its node is not to run: not added yet, or removed
 
     # -- operators
@@ -47,12 +51,47 @@ class FaultyMachine(Machine):
         self._write(f"{ROOT}/{name}", msgspec.json.encode(content))
 
     def promote(self) -> None:
-        """Do what `hastore promote` does: the role in the file, and the order of this moment."""
+        """Do what `hastore promote` does: the role, and the order of this moment."""
+        if self.config.registry is not None:
+            self._assign(Role.SYNC_MASTER)
+            return
+        self.orders.now(Role.SYNC_MASTER)
         if self.node is not None:
             self._order("hastore/once.json", OneShotFile(
                 command="promote", epoch=self.node.state.last_epoch, wall_ms=self._wall_ms()
             ))  # fmt: skip
         self.set_config(role=Role.SYNC_MASTER)
+
+    def demote(self) -> None:
+        """Do what `hastore demote` does."""
+        if self.config.registry is not None:
+            self._assign(Role.SLAVE)
+        else:
+            self.orders.now(Role.SLAVE)
+            self.set_config(role=Role.SLAVE)
+
+    def _assign(self, role: Role) -> None:
+        """Write a role to ZooKeeper; if that does not answer, the command fails."""
+        assert self.operator is not None, "roles in ZooKeeper need an operator who writes them"
+        config, once = self.config, None
+        if self.node is not None:
+            once = Once(
+                id=f"{self.world.product.getrandbits(64):016x}",
+                command="demote" if role is Role.SLAVE else "promote",
+                epoch=self.node.state.last_epoch, wall_ms=self._wall_ms(),
+            )  # fmt: skip
+
+        order = self.orders.begin(role)
+
+        def command() -> None:
+            try:
+                with open_editor(config) as editor:
+                    editor.change(role, once)
+            except RegistryError:
+                order.failed = True
+            order.ended_s = self.world.now
+
+        self.world.spawn(self.operator, "command", command)
 
     def ask(self, command: str, node: int, by: int | None = None) -> None:
         """Do what `hastore dledger` does, with this node's file."""

@@ -28,8 +28,10 @@ from hastore.server import dledger_node
 from hastore.server.base_node import BaseNode
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
+from tests.world import zookeeper
 from tests.world.disk import Disk
 from tests.world.network import Network
+from tests.world.orders import Orders
 from tests.world.scheduler import Host, Scheduler
 
 ROOT = "/store"
@@ -55,6 +57,7 @@ class Shape:
     ack_point: AckPoint = AckPoint.WRITTEN
     flush: Flush = Flush.ASYNC
     secret: bool = True  # the links have MACs
+    registry: bool = False  # the roles are in ZooKeeper
 
 
 def addresses(count: int) -> dict[int, NodeAddress]:
@@ -72,7 +75,7 @@ def make_config(
     """Return the configuration of a node: files are small, so that each walk makes many."""
     return Config(
         cluster="world", group="g", node=node, mode=shape.mode, role=role, acks=shape.acks,
-        nodes=dict(nodes),
+        nodes=dict(nodes), registry=zookeeper.URL if shape.registry else None,
         store=StoreConfig(
             root=ROOT, commitlog_file_size=FILE_BYTES, flush=shape.flush,
             flush_interval_ms=200, max_message_size=4096, consume_queue_units=64, index_slots=64,
@@ -101,6 +104,9 @@ class Machine(Host):
         self.disk = Disk(f"{seed} n{number}")
         self.config = config
         self.node: BaseNode | None = None
+        self.orders = Orders(world)
+        if config.role is not None:
+            self.orders.now(config.role)
         self.problem: str | None = None  # why the last start or run has ended
         self.running = False  # a process runs, though its node may still start
         self._told: Config | None = None
@@ -170,6 +176,8 @@ class Machine(Host):
         make = Node if self.config.mode is Mode.CLASSIC else DLedgerNode
         try:
             node = make(self.config, self._read_config, fs=self.disk)
+            if isinstance(node, Node):
+                node.roles._on_change = self.orders.watch(node.roles._on_change)
             node.start()
             self.node = node
             while not node.failed.is_set() and not self._stops:

@@ -10,6 +10,7 @@ from hastore.config.model import AckPoint, Flush, Mode
 from tests.world.events import KINDS, Event, draw
 from tests.world.machines import Shape
 
+FLIPS = ("kill", "promote", "rivals", "demote", "partition", "restart")
 EVENTS_S = 14.0  # the time in which events begin
 
 
@@ -44,6 +45,7 @@ def plan_of(seed: int, mode: Mode) -> Plan:
             mode, nodes, acks=chance.choice((1, nodes - 1)),
             ack_point=AckPoint.FLUSHED if durable else AckPoint.WRITTEN,
             flush=Flush.SYNC if durable else Flush.ASYNC, secret=chance.random() < 0.5,
+            registry=random.Random(f"registry {seed}").random() < 0.25,
         )  # fmt: skip
         may_fail = shape.acks
     else:
@@ -56,8 +58,9 @@ def plan_of(seed: int, mode: Mode) -> Plan:
     groups = chance.choice((("tame",), ("tame",), ("tame", "loss"), ("tame", "loss", "beyond")))
     victims = chance.sample(range(nodes), may_fail)
     events = draw(
-        chance, mode, nodes, EVENTS_S, set(groups), victims, durable=_is_durable(shape)
-    )
+        chance, mode, nodes, EVENTS_S, set(groups), victims, durable=_is_durable(shape),
+        registry=shape.registry,
+    )  # fmt: skip
     preempts = chance.choice((0.0, 0.0, 0.02, 0.1))
     return Plan(seed, shape, groups, preempts, tuple(events))
 
@@ -66,14 +69,20 @@ def tour_of(mode: Mode, tour: str, seed: int = 0) -> Plan:
     """Return a walk with every kind once, in an order drawn from the seed.
 
     Those of class tame make one tour, "tame". The others, "rest", begin with those of class loss.
+    Those that need ZooKeeper are in the tour "registry", with flips among them.
     """
     plan = plan_of(seed, mode)
-    shape = Shape(mode, nodes=3, secret=tour != "tame")
+    registry = tour == "registry"
+    shape = Shape(mode, nodes=3, secret=tour != "tame", registry=registry)
     chance = random.Random(f"tour {mode.value} {tour} {seed}")
-    groups = ("tame",) if tour == "tame" else ("loss", "beyond")
+    groups = ("loss", "beyond") if tour == "rest" else ("tame",)
     kinds: list[str] = []
     for group in groups:
-        of_group = [n for n, kind in KINDS.items() if mode in kind.modes and kind.group == group]
+        of_group = [
+            n for n, kind in KINDS.items()
+            if mode in kind.modes and kind.group == group
+            and (kind.registry or n in FLIPS if registry else not kind.registry)
+        ]  # fmt: skip
         kinds += chance.sample(of_group, len(of_group))
     if "power of all" in kinds:  # only the victims lose power
         kinds.remove("power of all")

@@ -1,7 +1,7 @@
 """Mistakes to plant into the product, one at a time; the walks must catch each.
 
-They are such as only whole nodes can have: in stores, queues, windows, clients. Those in the rules
-of replication are in tests/ha/planted.py and tests/dledger/planted.py.
+They are such as only whole nodes can have: in stores, queues, windows, clients, registry. Those in
+the rules of replication are in tests/ha/planted.py and tests/dledger/planted.py.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from hastore.client.consumer.shared_core import SharedCore
-from hastore.config.model import AckPoint, Flush, Mode
+from hastore.config.model import AckPoint, Flush, Mode, Role
 from hastore.ha.rules.acks import AckTable
 from hastore.protocol.api import Position
+from hastore.registry.node_registry import AssignedRole, NodeRegistry
 from hastore.store import retention
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.log.flush import FlushService
 from hastore.store.log.mapped_file_queue import MappedFile
 from hastore.store.log_store import LogStore
-from tests.world.events import Event
+from tests.world.events import KINDS, Event
 from tests.world.machines import Shape
 from tests.world.plans import Plan
 
@@ -115,6 +116,24 @@ def flushed_too_early() -> list[Patch]:
     return [(FlushService, "flush", flush)]
 
 
+def restored_role_followed() -> list[Patch]:
+    """A role counts that was read before another one: ZooKeeper was restored."""
+    return [(NodeRegistry, "_is_outdated", lambda *_: False)]
+
+
+def missing_role_is_slave() -> list[Patch]:
+    """A node whose znode has gone writes it with the role of a slave, and follows it."""
+    write_anew = NodeRegistry._write_anew
+
+    def careless(self: NodeRegistry, session: Any, found: Any, why: str) -> None:
+        if self._memory.data.role is not None:  # not the first start
+            self.wanted = AssignedRole(Role.SLAVE)
+            self.on_change()
+        write_anew(self, session, found, why)
+
+    return [(NodeRegistry, "_write_anew", careless)]
+
+
 Told = tuple[tuple[float, str, int, int, float], ...]  # when, kind, node, other node, for how long
 _KILLS: Told = (
     (3.0, "delay", 0, 1, 12.0), *((at, "kill", 0, 1, 0.0) for at in (4.0, 6.5, 9.0, 11.5, 14.0)),
@@ -131,6 +150,10 @@ _ALL_KILLED: Told = (
 _CUT: Told = ((5.0, "partition", 0, 1, 8.0), (8.0, "promote", 1, 0, 0.0))
 _POWER: Told = ((5.0, "power of all", 0, 1, 0.0), (10.0, "power of all", 0, 1, 0.0))
 _CLIENTS: Told = ((5.0, "kill client", 0, 1, 1.0), (10.0, "kill client", 0, 1, 1.0))
+_RESTORED: Told = (
+    (3.0, "zookeeper restored", 0, 1, 6.0), (4.0, "promote", 1, 0, 0.0), (5.0, "demote", 0, 1, 0.0),
+)  # fmt: skip
+_EMPTIED: Told = ((5.0, "zookeeper emptied", 0, 1, 0.0),)
 
 # name: (mode, what makes it, the walk that catches it). In mode classic node 0 begins as master.
 BUGS: dict[str, tuple[Mode, Callable[[], list[Patch]], Told]] = {
@@ -144,6 +167,8 @@ BUGS: dict[str, tuple[Mode, Callable[[], list[Patch]], Told]] = {
     "readable at once": (Mode.CLASSIC, readable_at_once, _CUT),
     "confirmed alone": (Mode.CLASSIC, confirmed_alone, _CUT),
     "commits ahead": (Mode.CLASSIC, commits_ahead, _CLIENTS),
+    "restored role followed": (Mode.CLASSIC, restored_role_followed, _RESTORED),
+    "missing role is slave": (Mode.CLASSIC, missing_role_is_slave, _EMPTIED),
     "retention takes more": (Mode.DLEDGER, retention_takes_more, _CLIENTS),
 }
 _SEEDS = {"window not replayed": 1}  # of the walk; of all others it is 0
@@ -158,6 +183,7 @@ def plan_for(name: str, seed: int | None = None) -> Plan:
         mode, nodes=2 if mode is Mode.CLASSIC else 3,
         ack_point=AckPoint.FLUSHED if durable else AckPoint.WRITTEN,
         flush=Flush.SYNC if durable or mode is Mode.DLEDGER else Flush.ASYNC,
+        registry=any(KINDS[kind].registry for _, kind, *_ in told),
     )  # fmt: skip
     events = tuple(Event(*event, part=0.5) for event in told)
     return Plan(seed * shape.nodes, shape, ("tame",), 0.0, events)

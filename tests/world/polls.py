@@ -139,7 +139,7 @@ class Selector:
         return self._note(fileobj, events, data)
 
     def _note(self, fileobj: Any, events: int, data: Any) -> real_selectors.SelectorKey:
-        number = fileobj.fileno()
+        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
         self._keys[number] = real_selectors.SelectorKey(fileobj, number, events, data)
         return self._keys[number]
 

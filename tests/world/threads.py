@@ -262,6 +262,13 @@ class SimpleQueue:
         return len(self._items)
 
 
+class Queue(SimpleQueue):
+    """queue.Queue, without a limit; nobody joins it."""
+
+    def task_done(self) -> None:
+        pass
+
+
 class ThreadPoolExecutor:
     """concurrent.futures.ThreadPoolExecutor, as far as `map` within `with`."""
 

@@ -42,6 +42,7 @@ from tests.world.judged import Notes, judge
 from tests.world.machine_faults import FaultyMachine
 from tests.world.machines import addresses, make_config
 from tests.world.plans import EVENTS_S, Outcome, Plan
+from tests.world.zookeeper import ZooKeeper
 
 CHECKER = "the history checker"
 HEAL_S = 240.0  # of virtual time, for the group to serve again
@@ -54,7 +55,7 @@ class Walk:
         self.plan = plan
         self.world = schedulers.Scheduler(plan.seed)
         schedulers.activate(self.world)
-        self.network = networks.Network(self.world, plan.seed)
+        self.network: networks.Network = networks.Network(self.world, plan.seed)
         networks.activate(self.network)
         if trace:
             self.world.trace = []
@@ -81,6 +82,11 @@ class Walk:
         self.clients = self._make_clients()
         self.operator = schedulers.Host(self.world, "operator", "127.0.2.1")
         self.network.join(self.operator)
+        self.zookeeper: ZooKeeper | None = None
+        if shape.registry:
+            self.zookeeper = ZooKeeper(self.world, self.network)
+            for machine in self.machines:
+                machine.operator = self.operator
 
     def _make_clients(self) -> list[ClientHost]:
         makes: list[tuple[type[ClientHost], str, list[str]]] = [
@@ -111,6 +117,8 @@ class Walk:
         """Run the walk to its end; return what is wrong."""
         world = self.world
         world.preempts = self.plan.preempts
+        if self.zookeeper is not None:
+            self.zookeeper.start()
         for machine in self.machines:
             if not machine.aside:
                 machine.start()
@@ -158,6 +166,8 @@ class Walk:
         network.cut.clear()
         network.loss.clear()
         network.slow_s.clear()
+        if self.zookeeper is not None:
+            self.zookeeper.start()
         for host in (*self.machines, *self.clients):
             self.world.resume(host)
         for machine in self.machines:
@@ -226,7 +236,7 @@ class Walk:
         chosen = group[(self.plan.seed + turn) % len(group)]
         for machine in group:
             if machine is not chosen:
-                machine.set_config(role=Role.SLAVE)
+                machine.demote()
         chosen.promote()
 
     def _group(self) -> list[FaultyMachine]:

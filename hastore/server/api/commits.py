@@ -179,10 +179,11 @@ class PositionTable:
             offset, stored_ms = record.physical_offset, record.store_timestamp_ms
             self._last = (epoch_of(history, offset), offset)
             if self._lacks:
-                self.locks.since_ms, self._lacks = stored_ms, False
+                self.locks.note_gap()
+                self._lacks = False
+            self.locks.apply(body, stored_ms)
             if body is not None:
                 self._latest.apply_commit(body, offset)  # drops a commit that has_room would refuse
-                self.locks.apply(body, stored_ms)
 
 
 class _Stored(NamedTuple):

@@ -9,6 +9,7 @@ nothing was stored because slaves are missing, as right after a promotion, it is
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -39,6 +40,7 @@ _REQUEST_BYTES = 2_048  # of a request without its body
 _COST = 4  # bytes of memory for each byte of a body: the queues in it, and the bytes
 MAX_NAME = 255
 MAX_TOPIC = 512
+LOOK_MS = 5_000.0  # so often it is looked whether this node leads
 NOT_DECIDED = "the locks cannot be decided now"
 
 
@@ -86,6 +88,7 @@ class LockRequests:
         self._memory = 0  # of all requests without an answer, estimated
         self._provers: list[Then] = []  # who waits for the proof that is under way
         self.written = 0  # records
+        door.at(self._clock.monotonic_ms() + LOOK_MS, self._look)
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -134,6 +137,12 @@ class LockRequests:
             self.locks.end()
         return self.locks.epoch == epoch
 
+    def _look(self) -> None:
+        """Note since when this node leads, though nobody asks: old locks end the sooner."""
+        with contextlib.suppress(RemotingRefusal):
+            self._leads()
+        self._door.at(self._clock.monotonic_ms() + LOOK_MS, self._look)
+
     def _begin(self, asked: _Asked) -> None:
         """Read all records of earlier epochs: those before one that this epoch has confirmed."""
         if self._beginning or self._since is None:
@@ -167,9 +176,9 @@ class LockRequests:
         self._append(CommitBody(asked.consumerGroup, topic, {}), epoch, confirmed)
 
     def _read_records(self, epoch: int, since_ms: float) -> None:
-        recorded, now = self._table.locks, self._clock.wall_ms()
-        recorded.forget_before(int(now - LASTS_MS))
-        complete = recorded.since_ms is None or recorded.since_ms <= now - LASTS_MS
+        recorded = self._table.locks
+        recorded.forget_older(LASTS_MS)
+        complete = not recorded.lacks_within(LASTS_MS)
         self.locks.begin(epoch, recorded, since_ms, complete=complete)
 
     def _go_on(self) -> None:

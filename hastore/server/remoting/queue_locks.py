@@ -23,7 +23,8 @@ believe in the same lock, also over a failover:
   that the consumer has asked for since.
 - A record of a lock that is still asked for is repeated after REPEAT_MS. So a new master whose log
   reaches back LASTS_MS knows all of them. If it does not, because retention was too quick, no lock
-  that it does not know is given during that wait.
+  that it does not know is given during that wait. That time is added up from record to record: by
+  the wall clock alone, one that jumps ahead would end all locks.
 
 Under an ASYNC_MASTER a confirmation is the master's own, so a lock is as safe there as a message:
 a failover may forget it. This module is pure; times are monotonic ms of this node.

@@ -14,7 +14,7 @@ from hastore.protocol.committed_positions import MAX_LOCKS, CommitBody, Recorded
 from hastore.protocol.remoting import JSON, ONE_WAY, Answer, Code, Frame
 from hastore.server.remoting import lock_requests
 from hastore.server.remoting.group_positions import GroupPositions
-from hastore.server.remoting.lock_requests import MAX_QUEUES, LockRequests
+from hastore.server.remoting.lock_requests import LOOK_MS, MAX_QUEUES, LockRequests
 from hastore.server.remoting.queue_locks import LASTS_MS, LOCK_MS, PROOF_MS, REPEAT_MS, QueueLocks
 from tests.api_fakes import FakeBackend
 from tests.server.remoting.desk import Desk, VirtualClient
@@ -178,13 +178,11 @@ def test_the_same_node_in_a_new_epoch_begins_anew(node: Node) -> None:
 def test_a_log_that_is_too_short_gives_no_unknown_lock(node: Node) -> None:
     assert node.lock("x", 0) == [0]
     new = promoted(node)
-    new.desk.positions.locks.since_ms = int(new.desk.clock.now_ms) - 1_000
     forget = new.desk.positions._forget
 
     def with_less() -> None:
         forget()
-        new.desk.positions._lacks = False
-        new.desk.positions.locks.since_ms = int(new.desk.clock.now_ms - LASTS_MS) + 1
+        new.desk.positions.locks.note_gap()
 
     new.desk.positions._forget = with_less  # type: ignore[method-assign]
     assert new.lock("x", 0, 5) == [0]
@@ -193,18 +191,27 @@ def test_a_log_that_is_too_short_gives_no_unknown_lock(node: Node) -> None:
 
 
 def test_a_lock_that_nobody_asked_for_in_a_long_time_is_no_lock(node: Node) -> None:
+    node.backend.store.wall_ms = node.desk.clock.wall_ms
     assert node.lock("x", 0) == [0]
-    node.desk.run(1)
+    for _ in range(int(LASTS_MS / 20_000) + 1):
+        node.desk.run(20_000)
+        assert node.lock("z", 1) == [1], "each has a record, from which the time is known"
     new = promoted(node)
-    new.desk.clock.now_ms = 0.0
-    wall = int(max(r.store_timestamp_ms for r in new.backend.store._records()))
-    new.desk.clock.wall_ms = lambda: wall + int(LASTS_MS) + 1  # type: ignore[method-assign]
+    assert new.lock("y", 0, 1) == [0]
+
+
+def test_old_locks_end_though_nobody_asks_a_new_master_for_any(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    new = promoted(node)
+    new.desk.run(LOOK_MS)
+    new.desk.run(LOCK_MS + PROOF_MS)
     assert new.lock("y", 0) == [0]
 
 
-def test_a_new_master_whose_clock_is_ahead_knows_the_locks(node: Node) -> None:
+@pytest.mark.parametrize("ahead_ms", [19 * 60_000, 120 * 86_400_000])
+def test_a_new_master_whose_clock_is_ahead_knows_the_locks(node: Node, ahead_ms: int) -> None:
+    """By minutes or by months: the machine's clock was set between the lock and the promotion."""
     assert node.lock("x", 0) == [0]
-    ahead_ms = 19 * 60_000
     new = promoted(node)
     wall = int(min(r.store_timestamp_ms for r in new.backend.store._records()))
     asked_ms = int(REPEAT_MS + LOCK_MS) - 1  # since the record, at most, while x may believe
@@ -258,7 +265,7 @@ def test_recorded_locks_are_bounded() -> None:
     for number in range(MAX_LOCKS // 1_000 + 1):
         recorded.apply(CommitBody("g", f"t{number}", {}, {}, dict.fromkeys(queues, "c")), number)
     assert len(recorded) <= MAX_LOCKS
-    assert recorded.since_ms is not None, "it says that it lacks some"
+    assert recorded.lacks_within(LASTS_MS), "it says that it lacks some"
     locks = QueueLocks()
     locks.begin(1, recorded, 0.0, complete=False)
     assert locks.ask("g", "d", [("t0", 0)], 0.0, 0.0) == ({}, {})
