@@ -191,7 +191,7 @@ class RangeHost(ClientHost):
                     self.history.violate(f"{self.name}: {failure}")
 
     def _read(self, queue: int, first: int, end: int) -> None:
-        reader = RangeReader(tuple(self.boot), TOPIC, queue, first, end, give_up_s=5.0)
+        reader = RangeReader(tuple(self.boot), TOPIC, queue, first, end, give_up_s=20.0)
         rows: list[Row] = []
         for chunk in reader.chunks():
             sizes, at = chunk.sizes, 0

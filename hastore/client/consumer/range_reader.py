@@ -121,6 +121,7 @@ class RangeReader:
         self._resume: dict[str, int] = {}  # the first queue offset that a replica still has
         self._certain: PositionLostError | None = None  # no other replica needs to be asked
         self._masters: list[str] = []
+        self._behind = self._silent = False  # whether nodes were of an older epoch, or said nothing
         self._answer_s = ANSWER_S
         self._pause_s = PAUSE_S
         self._deadline_ms = 0.0
@@ -132,7 +133,9 @@ class RangeReader:
         If the caller finds damage in a chunk, it calls `refuse` before it asks for the next one.
 
         Raises PositionLostError or CorruptRecordError if that is what every replica says of the
-        next record, UnreachableError if no replica sends it within `give_up_s`.
+        next record, UnreachableError if no replica sends it within `give_up_s`. A damaged record
+        may also come from a node that is down now, so such a node has `give_up_s`, too; and any
+        record from one that does not follow the latest master yet.
         """
         self._begin_to_wait()
         while self._next.queue_offset < self._end:
@@ -168,11 +171,13 @@ class RangeReader:
             fresh = [address for address in heard if address not in self._left]
             if fresh:
                 return fresh[0]
-            if heard and all(address in self._verdicts for address in heard):
+            is_over = self._clock.monotonic_ms() >= self._deadline_ms
+            is_told = bool(heard) and all(address in self._verdicts for address in heard)
+            if is_told and (is_over or not self._may_others_have_it(heard)):
                 if not self._may_skip(heard):
                     return None
                 continue
-            if self._clock.monotonic_ms() >= self._deadline_ms:
+            if is_over:
                 raise UnreachableError(self._no_answer(why))
             self._pause()
             self._warn(why)
@@ -198,7 +203,15 @@ class RangeReader:
         turn = mark % max(1, len(slaves))
         masters = [address for address in current if maps[address].writable]
         self._masters = masters
+        self._behind = len(maps) > len(current)
+        known = {*requester.cluster.addresses, *maps} - requester.cluster.refusals.keys()
+        self._silent = len(known) > len(maps)
         return slaves[turn:] + slaves[:turn] + masters, ""
+
+    def _may_others_have_it(self, heard: list[str]) -> bool:
+        """Whether a node that could not be asked may have the next record."""
+        damaged = any(isinstance(self._verdicts[one], CorruptRecordError) for one in heard)
+        return self._behind or (damaged and self._silent)
 
     def _may_skip(self, heard: list[str]) -> bool:
         """Go on behind lost messages, if that is allowed; False if nothing of the range is left.

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -210,6 +211,61 @@ def test_a_damaged_record_is_read_from_another_replica() -> None:
         master.store.log[offset + 88] ^= 1
         with pytest.raises(CorruptRecordError):
             read(bootstrap, 0, 300)
+
+
+def behind() -> tuple[FakeBackend, FakeBackend]:
+    """Return a new master, and a node that does not follow it yet; both have the records."""
+    master, slave = pair()
+    for node in (master, slave):
+        fill(node, range(100))
+    master.entries.append((NEXT_EPOCH, master.store.max_offset))
+    return master, slave
+
+
+def test_a_node_that_does_not_follow_yet_may_have_what_the_new_master_has_damaged() -> None:
+    master, slave = behind()
+    offset, _ = master.store.units["t", 0][50]
+    master.store.log[offset + 88] ^= 1
+
+    def follow(_offset: int, _limits: Any) -> None:
+        if len(asked) > 4:
+            slave.entries = master.entries
+
+    asked = spy(master, follow)
+    with serving(master, slave) as (bootstrap, _):
+        assert read(bootstrap, 0, 100) == list(range(100))
+
+
+def test_a_node_that_does_not_follow_yet_may_have_what_the_new_master_has_removed() -> None:
+    master, slave = behind()
+    asked: list[int] = []
+
+    def removed(_topic: str, _queue: int, queue_offset: int, **_limits: Any) -> FakePull:
+        asked.append(queue_offset)
+        if len(asked) > 4:
+            slave.entries = master.entries
+        return FakePull(PullStatus.OFFSET_TOO_SMALL, 100, 100, 100)
+
+    master.store.pull = removed
+    with serving(master, slave) as (bootstrap, _):
+        assert read(bootstrap, 0, 100, skip_lost=True) == list(range(100))
+
+
+def test_a_damaged_record_is_waited_for_while_a_node_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(range_reader, "SURVEY_S", 0.2)
+    master, slave = pair()
+    fill(master, range(100))
+    offset, _ = master.store.units["t", 0][50]
+    master.store.log[offset + 88] ^= 1
+    asked = spy(master, lambda _offset, _limits: None)
+    with serving(master, slave) as (bootstrap, servers):
+        servers[1].stop()
+        monkeypatch.setattr(range_reader, "GIVE_UP_S", 1.0)
+        with pytest.raises(CorruptRecordError):
+            read(bootstrap, 0, 100)
+        assert max(Counter(asked).values()) > 2, "it was asked again"
 
 
 def test_removed_records_are_lost_only_if_no_replica_has_them() -> None:
