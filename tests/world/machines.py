@@ -18,6 +18,7 @@ from hastore.config.model import (
     LogConfig,
     Mode,
     NodeAddress,
+    RemotingConfig,
     RetentionConfig,
     Role,
     StoreConfig,
@@ -88,6 +89,10 @@ def make_config(
             secret_file=SECRET if shape.secret else None,
         ),
         dledger=DLedgerConfig(allow_async_flush=shape.flush is Flush.ASYNC),
+        remoting=RemotingConfig(
+            transaction_timeout_ms=2_000, transaction_check_interval_ms=3_000,
+            transaction_check_max=1_000,
+        ),
         log=LogConfig(slow_threshold_ms=None),
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ class Plan:
     groups: tuple[str, ...]  # the classes of its events
     preempts: float
     events: tuple[Event, ...]
+    later: bool = False  # a client sends delayed messages and transactions
 
     @property
     def durable(self) -> bool:
@@ -62,7 +63,8 @@ def plan_of(seed: int, mode: Mode) -> Plan:
         registry=shape.registry,
     )  # fmt: skip
     preempts = chance.choice((0.0, 0.0, 0.02, 0.1))
-    return Plan(seed, shape, groups, preempts, tuple(events))
+    later = random.Random(f"later {seed}").random() < 0.3
+    return Plan(seed, shape, groups, preempts, tuple(events), later)
 
 
 def tour_of(mode: Mode, tour: str, seed: int = 0) -> Plan:
@@ -94,7 +96,7 @@ def tour_of(mode: Mode, tour: str, seed: int = 0) -> Plan:
         events.append(Event(round(at, 2), kind, node, other, round(lasts, 2), chance.random()))
     return replace(
         plan, shape=shape, groups=tuple(dict.fromkeys(("tame", *groups))), preempts=0.02,
-        events=tuple(events),
+        events=tuple(events), later=True,
     )  # fmt: skip
 
 

@@ -14,9 +14,11 @@ from hastore.config.model import AckPoint, Flush, Mode, Role
 from hastore.ha.rules.acks import AckTable
 from hastore.protocol.api import Position
 from hastore.registry.node_registry import AssignedRole, NodeRegistry
+from hastore.server.remoting.check_backs import CheckBacks
 from hastore.store import retention
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.derived.deliveries import Delivered, Deliveries
 from hastore.store.log.flush import FlushService
 from hastore.store.log.mapped_file_queue import MappedFile
 from hastore.store.log_store import LogStore
@@ -134,6 +136,21 @@ def missing_role_is_slave() -> list[Patch]:
     return [(NodeRegistry, "_write_anew", careless)]
 
 
+def deliveries_not_noted() -> list[Patch]:
+    """Replay does not note which delayed messages were delivered."""
+
+    def dispatch(self: Deliveries, batch: Any) -> None:
+        if batch:
+            self.state = Delivered(max(self.state.end, batch[-1].end_offset), self.state.places)
+
+    return [(Deliveries, "dispatch", dispatch)]
+
+
+def check_not_asked() -> list[Patch]:
+    """Nobody is asked about a transaction that nobody has ended."""
+    return [(CheckBacks, "_see", lambda *_: None)]
+
+
 Told = tuple[tuple[float, str, int, int, float], ...]  # when, kind, node, other node, for how long
 _KILLS: Told = (
     (3.0, "delay", 0, 1, 12.0), *((at, "kill", 0, 1, 0.0) for at in (4.0, 6.5, 9.0, 11.5, 14.0)),
@@ -169,8 +186,11 @@ BUGS: dict[str, tuple[Mode, Callable[[], list[Patch]], Told]] = {
     "commits ahead": (Mode.CLASSIC, commits_ahead, _CLIENTS),
     "restored role followed": (Mode.CLASSIC, restored_role_followed, _RESTORED),
     "missing role is slave": (Mode.CLASSIC, missing_role_is_slave, _EMPTIED),
+    "deliveries not noted": (Mode.CLASSIC, deliveries_not_noted, _FLIPS),
+    "check not asked": (Mode.DLEDGER, check_not_asked, _ALL_KILLED),
     "retention takes more": (Mode.DLEDGER, retention_takes_more, _CLIENTS),
 }
+_LATER = {"deliveries not noted", "check not asked"}  # seen in delayed messages and transactions
 _SEEDS = {"window not replayed": 1}  # of the walk; of all others it is 0
 
 
@@ -186,7 +206,7 @@ def plan_for(name: str, seed: int | None = None) -> Plan:
         registry=any(KINDS[kind].registry for _, kind, *_ in told),
     )  # fmt: skip
     events = tuple(Event(*event, part=0.5) for event in told)
-    return Plan(seed * shape.nodes, shape, ("tame",), 0.0, events)
+    return Plan(seed * shape.nodes, shape, ("tame",), 0.0, events, later=name in _LATER)
 
 
 def plant(name: str) -> None:

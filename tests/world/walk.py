@@ -39,6 +39,7 @@ from tests.world.history import (
     named,
 )
 from tests.world.judged import Notes, judge
+from tests.world.later import Database, LaterHost, wrong
 from tests.world.machine_faults import FaultyMachine
 from tests.world.machines import addresses, make_config
 from tests.world.plans import EVENTS_S, Outcome, Plan
@@ -80,6 +81,7 @@ class Walk:
         self.machines[-1].aside = True  # until it is added
         self.boot = [place.api for place in places.values()]
         self.clients = self._make_clients()
+        self.later = self._make_later() if plan.later else None
         self.operator = schedulers.Host(self.world, "operator", "127.0.2.1")
         self.network.join(self.operator)
         self.zookeeper: ZooKeeper | None = None
@@ -100,6 +102,15 @@ class Walk:
                  self.plan.seed)
             for i, (make, name, boot) in enumerate(makes, 1)
         ]
+
+    def _make_later(self) -> LaterHost:
+        made = LaterHost(
+            self.world, self.network, "later", "127.0.1.99", self.history, self.notes, self.boot,
+            self.plan.seed,
+        )  # fmt: skip
+        made.database = Database()
+        self.clients.append(made)
+        return made
 
     def machine(self, index: int) -> FaultyMachine:
         return self.machines[index]
@@ -199,6 +210,9 @@ class Walk:
                 self.done = True
                 return
             self.world.sleep(1.0)
+        if self.later is not None:
+            self.later.quiet = True
+            self._wait(lambda: not self._due_later(), 120.0, 1.0)
         for client in self.clients:
             if isinstance(client, ProducerHost):
                 client.stopping = True
@@ -215,13 +229,23 @@ class Walk:
         self._check()
         self.done = True
 
-    def _wait(self, is_true: Any, limit_s: float = 60.0) -> bool:
+    def _wait(self, is_true: Any, limit_s: float = 60.0, each_s: float = 0.2) -> bool:
         end = self.world.now + limit_s
         while not is_true():
             if self.world.now > end:
                 return False
-            self.world.sleep(0.2)
+            self.world.sleep(each_s)
         return True
+
+    def _due_later(self) -> list[bytes]:
+        """Return what must still be delivered to the topic of delayed messages."""
+        assert self.later is not None
+        if not self.later.idle:
+            return [b"what is under way"]
+        for name, store in self._stores().items():
+            if self.history.strict:
+                return self.later.database.due(Log.of(name, store))
+        return []
 
     def _may_give_up(self, begun: float) -> bool:
         """Whether nodes that say why they do not start end the walk: beyond what is promised."""
@@ -315,6 +339,10 @@ class Walk:
             return
         logs = [Log.of(name, store) for name, store in self._stores().items()]
         retention = self.fired["retention"] > 0
+        if self.later is not None:
+            self.history.problems += wrong(
+                self.later.database, logs[0], strict=self.history.strict, retention=retention
+            )
         try:
             check_logs(self.history, logs, retention=retention)
             report = judge(self.notes, logs[0])
