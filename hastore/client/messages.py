@@ -341,7 +341,8 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     `level`: the confirmed copies (MASTER_MEM, MASTER_DISK, SYNC_MEM(n), SYNC_DISK(n), CLASSIC; in
     mode dledger QUORUM_DISK, QUORUM_MEM).
     `offset`: the place in the log, in bytes. With `acks` 0 no node answers: `level` is "", and the
-    offsets are None.
+    offsets are None. `queue_offset` is also None for a message that was stored by an earlier
+    attempt, if the node cannot read it any more.
     """
 
     status: Status

@@ -309,7 +309,7 @@ class RecordedConsumer:
         self._calls = _Calls(recorder, name)
         self._consumer = consumer
         self._shared = hasattr(consumer, "assignment")
-        self._mine: set[tuple[str, int]] = set()
+        self._mine: set[tuple[str, int, int]] = set()  # topic, queue, its handle
         self._sought = False
         recorder.add(e.Consumer(name, recorder.now(), consumer.group, filtered, self._shared))
 
@@ -405,9 +405,10 @@ class RecordedConsumer:
     def _note(self, began: int, messages: list[Message]) -> None:
         recorder, now = self._calls.recorder, self._calls.recorder.now()
         if self._shared:
-            mine = {tuple(one) for one in self._consumer.assignment}
+            # A queue may have gone and come back within one call: it has another handle then.
+            mine = {(*name, handle) for name, handle in self._consumer._handles.items()}
             for kind, moved in ((e.Revoked, self._mine - mine), (e.Assigned, mine - self._mine)):
-                for topic, queue in sorted(moved):
+                for topic, queue, _ in sorted(moved):
                     recorder.add(kind(self._calls.name, now, topic, queue))
             self._mine = mine
         queues: dict[tuple[str, int], list[e.Seen]] = {}

@@ -475,7 +475,8 @@ class PutDone(_Message, frozen=True, tag="put."):
 
     If no record of it was stored, `status` is the first record's. `offsets`, `queue_ids` and
     `queue_offsets` have one entry per record (0 for a record that was not stored); they are empty
-    when the request was refused as a whole. `level` states only what was observed.
+    when the request was refused as a whole. A queue offset of -1 is not known: the record was
+    stored before, and cannot be read now. `level` states only what was observed.
     """
 
     rid: int

@@ -222,6 +222,7 @@ class FakeShared(FakeConsumer):
     def __init__(self) -> None:
         super().__init__()
         self.assignment: list[TopicQueue] = []
+        self._handles: dict[TopicQueue, int] = {}
 
 
 def watched(fake: FakeConsumer, **more: Any) -> tuple[list[e.Event], Any]:
@@ -298,13 +299,17 @@ def test_a_commit_without_an_answer_may_count(error: type[Exception]) -> None:
 def test_the_queues_of_a_member_come_and_leave() -> None:
     fake = FakeShared()
     events, consumer = watched(fake)
-    fake.assignment = [TopicQueue("T", 0), TopicQueue("T", 1)]
-    fake.polls = [messages(0), messages(0, queue=1)]
+    fake._handles = {TopicQueue("T", 0): 1, TopicQueue("T", 1): 2}
+    fake.polls = [messages(0), messages(0, queue=1), messages(0, queue=1)]
     consumer.poll()
     assert [type(one) for one in events[-3:]] == [e.Assigned, e.Assigned, e.Read]
-    fake.assignment = [TopicQueue("T", 1)]
+    fake._handles = {TopicQueue("T", 1): 2}
     consumer.poll()
     assert [type(one) for one in events[-2:]] == [e.Revoked, e.Read]
+    fake._handles = {TopicQueue("T", 1): 3}
+    consumer.poll()
+    found = [type(one) for one in events[-3:]]
+    assert found == [e.Revoked, e.Assigned, e.Read], "it went and came back meanwhile"
     fake.places = {TopicQueue("T", 1): Position(1)}
     consumer.commit()
     assert isinstance(events[-2], e.Commit) and events[-2].places == [e.Place("T", 1, 1)]

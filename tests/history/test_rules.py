@@ -158,6 +158,18 @@ def test_each_message_that_is_in_another_place_is_found() -> None:
     ]
 
 
+def test_an_answer_without_a_queue_offset_contradicts_no_place() -> None:
+    """The node could not read the message that an earlier attempt had stored."""
+    lines = [Send("p", 1, 1, "T", d(0)), Ok("p", 1, 2, "SYNC_MEM(1)", 0, 1)]
+    log = [e.Log(0, 200), e.Record(0, 100, "T", 1, 0, d(0))]
+    assert check([HEADER, *lines, *log]).ok
+    assert not check([HEADER, *lines, e.Log(0, 200)]).ok, "it must be there nevertheless"
+    elsewhere = [e.Log(0, 200), e.Record(0, 100, "T", 2, 0, d(0))]
+    assert not check([HEADER, *lines, *elsewhere]).ok, "the queue is known"
+    seen = e.Read("c", 9, 9, "T", 1, [e.Seen(0, 0, d(0))])
+    assert check([HEADER, *lines, seen]).ok
+
+
 def test_equal_messages_are_as_many_as_were_sent() -> None:
     same = d(7)
     sends = [Send("p", n, n, "T", same) for n in range(3)]
@@ -325,7 +337,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         check([HEADER, Send("p", 1, 1, "T", d(1)), Send("p", 1, 2, "T", d(2))])
     with pytest.raises(UsageError, match="a second log"):
         check([HEADER, e.Log(0, 1), e.Log(0, 1)])
-    with pytest.raises(UsageError, match="no queue or queue_offset"):
+    with pytest.raises(UsageError, match="an offset, but no queue"):
         check([HEADER, Send("p", 1, 1, "T", d(1)), Ok("p", 1, 2, "SYNC_MEM(1)", 0)])
     with pytest.raises(UsageError, match="different headers"):
         check([HEADER, Header(mode="async")])

@@ -72,8 +72,9 @@ class History:
         if body in self.acked:
             self.violate(f"{named(body)} was acknowledged twice")
         self.acked[body] = result
-        assert result.queue_offset is not None
-        self._place((result.queue_id, result.queue_offset), body, f"the acknowledgement {result}")
+        if result.queue_offset is not None:  # else an earlier attempt's, and the disk fails
+            place = result.queue_id, result.queue_offset
+            self._place(place, body, f"the acknowledgement {result}")
 
     def _place(self, place: Place, body: bytes, who: str) -> None:
         known = self.at.setdefault(place, body)
@@ -191,9 +192,10 @@ def _what_is_wrong(
             wrong.append(f"{named(body)} is stored, but was refused as not stored")
     if history.strict:
         for body, result in history.acked.items():
-            place = (result.queue_id, result.queue_offset or 0)
+            place = (result.queue_id, result.queue_offset)
             gone = retention and (result.offset or 0) < log.start
-            if content.get(place) != body and not gone:
+            kept = body in seen if place[1] is None else content.get(place) == body
+            if not kept and not gone:
                 wrong.append(
                     f"{named(body)} was acknowledged ({result.level}, offset {result.offset}, "
                     f"epoch {result.epoch}) at {place}; "

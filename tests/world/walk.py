@@ -312,7 +312,8 @@ class Walk:
         got = self.history.delivered
         return [
             named(body) for body, result in self.history.acked.items()
-            if (result.queue_id, result.queue_offset) not in got and (result.offset or 0) >= start
+            if result.queue_offset is not None and (result.offset or 0) >= start
+            and (result.queue_id, result.queue_offset) not in got
         ]  # fmt: skip
 
     def _check_positions(self) -> None:

@@ -124,6 +124,11 @@ class SharedCalls(Client):
         return sorted(self._core.fetcher.mine)
 
     @property
+    def _handles(self) -> dict[TopicQueue, int]:
+        """A number for each of these queues, which is another one if it went and came back."""
+        return {name: queue.handle for name, queue in self._core.fetcher.mine.items()}
+
+    @property
     def paused(self) -> list[TopicQueue]:
         """The queues that are paused."""
         return sorted(name for name, one in self._core.fetcher.mine.items() if one.is_paused)

@@ -315,13 +315,14 @@ def result_of(topic: str, reply: PutDone, place: int) -> SendResult:
     status = reply.status if reply.statuses is None else reply.statuses[place]
     if status is not _PUT_OK and not status.is_stored:
         return SendResult(status, topic, 0, reply.level, epoch=reply.epoch)
+    queue_offset = reply.queue_offsets[place]
     return SendResult(
         status,
         topic,
         reply.queue_ids[place],
         reply.level,
         reply.offsets[place],
-        reply.queue_offsets[place],
+        None if queue_offset < 0 else queue_offset,
         reply.epoch,
         reply.hosts.get(place, reply.host) if reply.hosts else reply.host,
     )

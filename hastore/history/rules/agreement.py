@@ -110,7 +110,8 @@ class Agreement:
         same[there] = records["digest"][record[there]] == table["digest"][rows][there]
         moved = np.zeros(len(rows), np.bool_)
         for name in ("queue", "queue_offset"):
-            moved[same] |= records[name][record[same]] != table[name][rows][same]
+            said = table[name][rows][same]
+            moved[same] |= (said != NONE) & (records[name][record[same]] != said)
         for row in rows_of(moved):
             self._moved(table, int(rows[row]), int(record[row]))
         if table is self._facts.sends:
@@ -219,7 +220,7 @@ class Agreement:
                 return
         parts: list[tuple[Table, Numbers]] = [
             (facts.records, np.arange(len(facts.records))),
-            (facts.sends, acks),
+            (facts.sends, acks[facts.sends["queue_offset"][acks] != NONE]),
             (facts.reads, reads),
         ]
         column = {name: joined(*(table[name][rows] for table, rows in parts)) for name in _ALL}

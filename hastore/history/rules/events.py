@@ -64,7 +64,7 @@ class Ok(Event, tag="ok"):
     level: str = ""
     offset: Natural | None = None  # None: without an answer (acks 0), or of a commit
     queue: Natural | None = None
-    queue_offset: Natural | None = None
+    queue_offset: Natural | None = None  # None with an offset: the node could not tell
     epoch: Natural = 0
 
 

@@ -100,14 +100,14 @@ class Facts:
             # Nothing is known of the record itself: it may be there, once.
             self.sends.put(row, outcome=UNKNOWN)
             return
-        if event.queue is None or event.queue_offset is None:
-            raise UsageError("ok: an offset, but no queue or queue_offset")
+        if event.queue is None:
+            raise UsageError("ok: an offset, but no queue")
         level = self._level(event, sent, self._line(row), line)
         self.sends.put(
             row,
             offset=event.offset,
             queue=self.queues.number((sent.topic, event.queue)),
-            queue_offset=event.queue_offset,
+            queue_offset=NONE if event.queue_offset is None else event.queue_offset,
             epoch=event.epoch,
             level=self.levels.number(level),
         )

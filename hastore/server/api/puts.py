@@ -449,7 +449,7 @@ class PutHandler:
             level,
             [r.offset or 0 for r in results],
             [r.queue_id or 0 for r in results],
-            [r.queue_offset or 0 for r in results],
+            [_queue_offset(r) for r in results],
             statuses,
             self._host,
             hosts,
@@ -519,6 +519,13 @@ def _break_run(put: PendingPut) -> None:
     """Let the later puts of a run be refused, since this one is."""
     if put.request.run and put.connection is not None:
         put.connection.next_at = None
+
+
+def _queue_offset(result: PutResult) -> int:
+    """Return what the reply says: -1 where the place of a stored record is not known."""
+    if result.queue_offset is not None:
+        return result.queue_offset
+    return 0 if result.offset is None else -1
 
 
 def _claims_nothing(put: PendingPut, why: str) -> PutDone:

@@ -45,6 +45,13 @@ def test_a_batch_has_all_its_results() -> None:
     assert [each.queue_offset for each in future.result(0)] == [6, 7]
 
 
+def test_a_queue_offset_that_the_node_does_not_know_is_none() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    future.settle("t", PutDone(1, Status.PUT_OK, 7, "SYNC_MEM(1)", [10], [3], [-1]), 0)
+    result = future.result(0)
+    assert (result.offset, result.queue_id, result.queue_offset) == (10, 3, None)
+
+
 def test_it_cannot_be_cancelled_and_times_out() -> None:
     future: SendFuture[SendResult] = SendFuture()
     assert not future.cancel()

@@ -409,6 +409,18 @@ def test_a_duplicate_is_answered_like_its_original_once_confirmed(
     assert first.status is second.status is api.Status.PUT_OK
 
 
+def test_a_queue_offset_that_is_not_known_is_not_told_as_0(
+    client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original of a duplicate was removed, or its disk fails."""
+    first = client.ask(api.Put(1), record(seq=0))
+    unknown = FakePut(api.Status.PUT_OK, 0, backend.store.max_offset, 0, duplicate=True)
+    monkeypatch.setattr(backend.store, "put_encoded", lambda _: [[unknown]])
+    reply = client.ask(api.Put(2), record(seq=0))
+    assert (reply.status, reply.offsets) == (api.Status.PUT_OK, first.offsets)
+    assert reply.queue_offsets == [-1]
+
+
 def test_many_messages_are_appended_in_one_go(client: Client, backend: FakeBackend) -> None:
     for rid in range(1, 257):
         client.send(api.Put(rid), record())
