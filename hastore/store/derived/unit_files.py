@@ -347,14 +347,16 @@ class UnitFiles:
             self._cache.remove(self.path(start))
         count = (self._search if whole else self._count_sound)(starts[last], limit)
         keep = last + 1
+        self.end = starts[last] + count
         if count == 0 and (last > 0 or starts[0] == 0):
             self._cache.remove(self.path(starts[last]))
             keep = last
+            # Not where the removed file began: a power loss may have taken a file before it.
+            self.end = starts[last - 1] + self.units_per_file if last else 0
         else:
             size = self.unit_bytes
             rest = (self.units_per_file - count) * size
             self._cache.zero(self.path(starts[last]), count * size, rest)
-        self.end = starts[last] + count
         self.starts = starts[:keep]
 
     def delete_before(self, min_offset: int) -> None:

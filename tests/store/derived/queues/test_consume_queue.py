@@ -18,7 +18,7 @@ from hastore.store.derived.consume_queue import (
     UnitSelection,
     is_directory_name,
 )
-from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, UnitFiles
+from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles
 from tests.store.derived_files import UNITS, Derived
 from tests.store.logs import START_MS, MemoryLog, fill
 
@@ -108,6 +108,21 @@ def test_a_gap_in_a_queue_becomes_blanks(tmp_path: Path) -> None:
     derived.build.close()
     again = Derived.over(tmp_path, log)
     assert again.queues.queue_range("T", 0) == (0, 951)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_file_that_a_power_loss_took_leaves_no_gap(tmp_path: Path, *, whole: bool) -> None:
+    """Its name was not synced, that of the file behind it is there: replay writes both again."""
+    folder = tmp_path / "consumequeue" / "T" / "0"
+    cache = FileCache(RealFileSystem())
+    files = UnitFiles(cache, str(folder), UNIT.size, 16)
+    files.append(b"".join(UNIT.pack(100 * number, 100, 0) for number in range(40)))
+    assert files.starts == [0, 16, 32]
+    (folder / f"{16 * UNIT.size:020d}").unlink()
+    again = UnitFiles(FileCache(RealFileSystem()), str(folder), UNIT.size, 16)
+    again.load(1_600, whole=whole)
+    assert (again.starts, again.end) == ([0], 16), "it said 32, and replay wrote none below it"
+    assert [path.name for path in folder.iterdir()] == [f"{0:020d}"]
 
 
 @pytest.mark.parametrize("topic", ["..", ".", "a/b", "../../x", "x" * 300, "a\0b", ""])
