@@ -7,6 +7,7 @@ history must be what was promised.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
 from collections import Counter, deque
@@ -197,6 +198,14 @@ class Walk:
             found.append(f"{machine.name}: {why}")
         return "; ".join(found)
 
+    def _contradict(self) -> bool:
+        """Whether a node says that others have lost what it has: no node mends that by itself."""
+        return any(
+            "acknowledged messages may be lost" in problem
+            for machine in self._group() if machine.node is not None
+            for problem in machine.node.backend.status()["problems"]
+        )  # fmt: skip
+
     # -- the end
 
     def _operate(self) -> None:
@@ -242,10 +251,12 @@ class Walk:
         assert self.later is not None
         if not self.later.idle:
             return [b"what is under way"]
+        if not self.history.strict:
+            return []
         for name, store in self._stores().items():
-            if self.history.strict:
+            with contextlib.suppress(Violation):  # it is damaged, and is being mended
                 return self.later.database.due(Log.of(name, store))
-        return []
+        return [b"what cannot be read"]
 
     def _may_give_up(self, begun: float) -> bool:
         """Whether nodes that say why they do not start end the walk: beyond what is promised."""
@@ -334,18 +345,21 @@ class Walk:
     def _check(self) -> None:
         if not self._wait(self._logs_equal):  # what the clients' ends have appended, too
             ends = {n: (s.max_offset, s.confirmed_offset) for n, s in self._stores().items()}
-            if not self.history.strict and len(set(ends.values())) == 1:
-                return  # replay has met damage that a master had, too
+            if not self.history.strict and (len(set(ends.values())) == 1 or self._contradict()):
+                return  # replay has met damage that a master had, too; or nodes say what is lost
             self.history.violate(f"the logs do not become equal: {ends}; {self._states()}")
             return
+        if self.history.strict and self._contradict():
+            self.history.violate(f"a node says that messages may be lost: {self._states()}")
         if not self.history.strict:  # rot in a header is not found: RocketMQ's CRC is of the body
             return
         logs = [Log.of(name, store) for name, store in self._stores().items()]
         retention = self.fired["retention"] > 0
         if self.later is not None:
-            self.history.problems += wrong(
-                self.later.database, logs[0], strict=self.history.strict, retention=retention
-            )
+            with contextlib.suppress(Violation):  # `check_logs` says what
+                self.history.problems += wrong(
+                    self.later.database, logs[0], strict=self.history.strict, retention=retention
+                )
         try:
             check_logs(self.history, logs, retention=retention)
             report = judge(self.notes, logs[0])

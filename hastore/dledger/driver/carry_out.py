@@ -33,6 +33,7 @@ from hastore.errors import (
 from hastore.fs.filesystem import NO_ROOM
 from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.protocol.dledger import (
+    NO_TERM,
     AppendRequest,
     Code,
     CompareRequest,
@@ -40,6 +41,7 @@ from hastore.protocol.dledger import (
     Message,
     PushResponse,
     PushType,
+    TruncateRequest,
 )
 from hastore.protocol.dledger_link import DATA_BYTES_MAX
 
@@ -92,6 +94,25 @@ def contradiction(request: CompareRequest, store: EntryStore) -> str | None:
     if store.term_of(index) != request.index_term or store.crc_of(index) in (None, request.crc):
         return None
     return f"entry {index} of term {request.index_term} is another one here than on the leader"
+
+
+def lost_commit(request: TruncateRequest, store: EntryStore) -> str | None:
+    """Return which entry the leader wants removed that is committed here; None if there is none.
+
+    A request that came late names an entry of the leader's that this node has got meanwhile.
+    """
+    index = request.index
+    if not store.begin_index <= index <= store.committed_index:
+        return None
+    if index > store.begin_index and store.term_of(index - 1) != request.prev_term:
+        return None
+    if store.term_of(index) == request.index_term or store.end_term == request.term:
+        return None
+    has = "lacks it" if request.index_term == NO_TERM else "has another one"
+    return (
+        f"entry {index} of term {store.term_of(index)} is committed here, and the leader of term "
+        f"{request.term} {has}"
+    )
 
 
 def _filled_append(request: AppendRequest, store: EntryStore) -> Iterator[AppendRequest]:

@@ -67,6 +67,7 @@ from hastore.dledger.driver.carry_out import (
     TermWaits,
     contradiction,
     log_bytes,
+    lost_commit,
 )
 from hastore.dledger.driver.joining import (
     GroupId,
@@ -109,7 +110,13 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.protocol.dledger import AppendRequest, CompareRequest, InstallRequest, MemberSet
+from hastore.protocol.dledger import (
+    AppendRequest,
+    CompareRequest,
+    InstallRequest,
+    MemberSet,
+    TruncateRequest,
+)
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
 from hastore.store.append.payloads import Payload
@@ -369,7 +376,12 @@ class DLedgerDriver(Service):
                     found = contradiction(message, self.store)
                     if found is not None:
                         self._note_contradiction(peer, found)
+                        self.links.close(peer, found)
                         continue
+                elif isinstance(message, TruncateRequest):  # the core refuses it
+                    found = self._lost_commit(message)
+                    if found is not None:
+                        self._note_contradiction(peer, found)
                 elif isinstance(message, InstallRequest) and self._is_misplaced(peer, message):
                     continue
                 self._step(Receive(now, peer, message), data)
@@ -530,17 +542,23 @@ class DLedgerDriver(Service):
             self._role_changed()
         if update.contradiction is not None and isinstance(event, Receive):
             self._note_contradiction(event.peer, update.contradiction)
+            self.links.close(event.peer, update.contradiction)
         for settled in update.settled:
             self._waits.settle(settled)
         if update.deadline_ms is not None:
             self._pace.deadline_ms = update.deadline_ms
 
+    def _lost_commit(self, request: TruncateRequest) -> str | None:
+        """Return which committed entry the leader has lost, by its request; None if none."""
+        if self.core is None or request.term < self.core.term:
+            return None  # of an earlier leader
+        return lost_commit(request, self.store)
+
     def _note_contradiction(self, peer: int, found: str) -> None:
-        """Keep what shows that a node has forgotten votes, for the status, and end the link."""
+        """Keep what shows that a node has forgotten votes, for the status."""
         if self._contradictions.get(peer) != found:
             self._contradictions[peer] = found
             log.critical("node %d contradicts this one: %s", peer, found)
-        self.links.close(peer, found)
 
     def _stop_sending(self, pos: int) -> None:
         """Leave out what would be read from the log beyond `pos`, which is cut next."""

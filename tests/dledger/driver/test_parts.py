@@ -17,6 +17,7 @@ from hastore.dledger.driver.carry_out import (
     TermWaits,
     contradiction,
     filled,
+    lost_commit,
 )
 from hastore.dledger.driver.driver import Pace
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
@@ -28,6 +29,7 @@ from hastore.protocol.dledger import (
     CompareRequest,
     PushResponse,
     PushType,
+    TruncateRequest,
 )
 from hastore.service import raise_failure
 from tests.dledger.driver.groups import HOST, STORE, record
@@ -306,6 +308,21 @@ def test_a_leader_compares_by_the_term_alone_where_its_disk_has_a_bad_sector(sto
     assert list(filled(CompareRequest(1, 0, 1), store)) == [CompareRequest(1, 0, 1)]
     assert contradiction(whole, store) is None
     assert damages == [48, 48]
+
+
+def test_a_leader_that_wants_a_committed_entry_removed_has_lost_it(store):
+    for index in range(4):
+        store.append_own(OwnEntry(index, 1))
+    store.commit(2)
+    assert lost_commit(TruncateRequest(3, 2, 1), store) == (
+        "entry 2 of term 1 is committed here, and the leader of term 3 lacks it"
+    )
+    assert "has another one" in lost_commit(TruncateRequest(3, 2, 1, 2), store)
+    assert lost_commit(TruncateRequest(3, 3, 1, 2), store) is None, "it is not committed"
+    assert lost_commit(TruncateRequest(3, 2, 1, 1), store) is None, "an old request"
+    assert lost_commit(TruncateRequest(3, 2, 2), store) is None, "it does not fit"
+    store.append_own(OwnEntry(4, 3))
+    assert lost_commit(TruncateRequest(3, 2, 1), store) is None, "this log is that leader's"
 
 
 def test_what_the_store_does_not_have_is_left_out(store):
