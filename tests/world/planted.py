@@ -15,6 +15,7 @@ from hastore.ha.rules.acks import AckTable
 from hastore.protocol.api import Position
 from hastore.registry.node_registry import AssignedRole, NodeRegistry
 from hastore.server.remoting.check_backs import CheckBacks
+from hastore.server.remoting.lock_requests import LockRequests
 from hastore.store import retention
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
@@ -151,6 +152,17 @@ def check_not_asked() -> list[Patch]:
     return [(CheckBacks, "_see", lambda *_: None)]
 
 
+def locks_forgotten() -> list[Patch]:
+    """A new master knows no lock of a queue that was given before."""
+    read = LockRequests._read_records
+
+    def careless(self: LockRequests, epoch: int, since_ms: float) -> None:
+        self._table.locks.clear()
+        read(self, epoch, since_ms)
+
+    return [(LockRequests, "_read_records", careless)]
+
+
 Told = tuple[tuple[float, str, int, int, float], ...]  # when, kind, node, other node, for how long
 _KILLS: Told = (
     (3.0, "delay", 0, 1, 12.0), *((at, "kill", 0, 1, 0.0) for at in (4.0, 6.5, 9.0, 11.5, 14.0)),
@@ -170,6 +182,7 @@ _CLIENTS: Told = ((5.0, "kill client", 0, 1, 1.0), (10.0, "kill client", 0, 1, 1
 _RESTORED: Told = (
     (3.0, "zookeeper restored", 0, 1, 6.0), (4.0, "promote", 1, 0, 0.0), (5.0, "demote", 0, 1, 0.0),
 )  # fmt: skip
+_KILLED_LATE: Told = tuple((at, "kill all", 0, 1, 0.0) for at in (4.0, 6.0, 8.0, 10.0, 12.0, 14.0))
 _EMPTIED: Told = ((5.0, "zookeeper emptied", 0, 1, 0.0),)
 
 # name: (mode, what makes it, the walk that catches it). In mode classic node 0 begins as master.
@@ -187,6 +200,7 @@ BUGS: dict[str, tuple[Mode, Callable[[], list[Patch]], Told]] = {
     "restored role followed": (Mode.CLASSIC, restored_role_followed, _RESTORED),
     "missing role is slave": (Mode.CLASSIC, missing_role_is_slave, _EMPTIED),
     "deliveries not noted": (Mode.CLASSIC, deliveries_not_noted, _FLIPS),
+    "locks forgotten": (Mode.CLASSIC, locks_forgotten, _KILLED_LATE),
     "check not asked": (Mode.DLEDGER, check_not_asked, _ALL_KILLED),
     "retention takes more": (Mode.DLEDGER, retention_takes_more, _CLIENTS),
 }
