@@ -187,6 +187,20 @@ def _resume_client(walk: Walk, event: Event) -> None:
 
 
 def _swap(walk: Walk, event: Event) -> None:
+    """Two machines get each other's disk, unless one of them has another's already."""
+    here = {event.node, event.other}
+    if not any(here & {one.node, one.other} for one in walk.swaps):
+        walk.swaps.add(event)
+        _exchange(walk, event)
+
+
+def _swap_back(walk: Walk, event: Event) -> None:
+    if event in walk.swaps:
+        walk.swaps.discard(event)
+        _exchange(walk, event)
+
+
+def _exchange(walk: Walk, event: Event) -> None:
     """Two machines are stopped, and started with each other's disk, as after a repair."""
     one, other = walk.machine(event.node), walk.machine(event.other)
     one.kill()
@@ -370,7 +384,7 @@ KINDS: dict[str, Kind] = {
         "tame", "a client ({p}) is stopped by a signal for {s}", _pause_client, _resume_client
     ),
     "swap disks": Kind(
-        "tame", "{n} and {o} have each other's disk for {s}", _swap, _swap, weight=1
+        "tame", "{n} and {o} have each other's disk for {s}", _swap, _swap_back, weight=1
     ),
     "zookeeper down": Kind(
         "tame", "ZooKeeper is down for {s}", lambda w, e: _zookeeper(w).kill(),

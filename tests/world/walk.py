@@ -65,6 +65,7 @@ class Walk:
         self.judged: dict[str, int] = {}  # what the history checker has counted
         self.notes = Notes(plan.shape.mode, plan.shape.nodes)
         self.fired: Counter[str] = Counter()
+        self.swaps: set[Event] = set()  # under which machines have each other's disk
         self.healing = False
         self.done = False
         shape, places = plan.shape, addresses(plan.shape.nodes)
@@ -206,6 +207,14 @@ class Walk:
             for problem in machine.node.backend.status()["problems"]
         )  # fmt: skip
 
+    def _is_refused(self) -> bool:
+        """Whether a node says why it does not come back: its store is another one, say."""
+        return any(
+            machine.problem is not None
+            or (machine.node is not None and machine.node.backend.not_ready() is not None)
+            for machine in self._group()
+        )
+
     # -- the end
 
     def _operate(self) -> None:
@@ -345,8 +354,10 @@ class Walk:
     def _check(self) -> None:
         if not self._wait(self._logs_equal):  # what the clients' ends have appended, too
             ends = {n: (s.max_offset, s.confirmed_offset) for n, s in self._stores().items()}
-            if not self.history.strict and (len(set(ends.values())) == 1 or self._contradict()):
-                return  # replay has met damage that a master had, too; or nodes say what is lost
+            if not self.history.strict and (
+                len(set(ends.values())) == 1 or self._contradict() or self._is_refused()
+            ):
+                return  # replay has met damage that a master had, too; or nodes say what is wrong
             self.history.violate(f"the logs do not become equal: {ends}; {self._states()}")
             return
         if self.history.strict and self._contradict():

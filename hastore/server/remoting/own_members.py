@@ -14,6 +14,7 @@ Everything runs in the API's thread.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -32,6 +33,7 @@ from hastore.server.remoting.queue_locks import LOCK_MS
 from hastore.server.remoting.routes import READ, RETRY, TopicView
 
 SESSION_MS = 60_000.0  # without a Join
+MEMBERS_MAX = 50_000  # whose last commits are known
 OWN = "hastore"  # what AskMembers says of hastore's own members
 _LANGUAGE = "PYTHON"
 _STATUS = {
@@ -99,6 +101,9 @@ class OwnMembers:
         self._positions = positions
         self._topics = topics
         self._own: dict[Connection, _Own] = {}
+        # The request number of each member's last commit: one that comes later, from a connection
+        # that was cut off for a while, must not move the group back.
+        self._committed: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._scans = False
         door.members = self
         door.on_ended(self._ended)
@@ -377,6 +382,13 @@ class OwnMembers:
                     f"in the group {commit.group!r} queue {queue} of topic {commit.topic!r} "
                     f"belongs to {owner} now, not to {commit.member!r}"
                 )
+        member = commit.group, commit.member or ""
+        if commit.rid < self._committed.get(member, -1):
+            return api.FENCED, f"{commit.member!r} has made a later commit already"
+        self._committed[member] = commit.rid
+        self._committed.move_to_end(member)
+        if len(self._committed) > MEMBERS_MAX:
+            self._committed.popitem(last=False)
         self._positions.supersede(commit.group, commit.topic, commit.positions)
         return None
 

@@ -345,6 +345,22 @@ def test_only_the_owner_commits(node: Node) -> None:
     assert {queue: at.queue_offset for queue, at in kept.items()} == {0: 3, 1: 6, 2: 1}
 
 
+def test_a_commit_that_comes_late_does_not_move_the_group_back(node: Node) -> None:
+    """Its connection was cut off; the member has committed on another one since."""
+    one, again = node.own("one"), node.own("one")
+    one.lock(0)
+    late = one.commit_of(q0=5)(100)
+    again.send(lambda _rid: again.commit_of(q0=50)(101))
+    node.desk.run()
+    assert again.answer(101).status is api.Status.PUT_OK
+    one.send(lambda _rid: late)
+    node.desk.run()
+    refused = one.answer(100)
+    assert (refused.status, refused.reason) == ("FENCED", "'one' has made a later commit already")
+    kept = node.desk.commits.known("G", "T")
+    assert {queue: at.queue_offset for queue, at in kept.items()} == {0: 50}
+
+
 def test_a_new_master_decides_on_commits_once_it_knows_the_locks(node: Node) -> None:
     one, two = node.own("one"), node.own("two")
     one.lock(0)
