@@ -278,12 +278,19 @@ class Promoter:
         verdict = judge(required, answers)
         if verdict.enough:
             return
-        problems = "; ".join(
+        problems = [
             f"node {reply.node} at {reply.address}: {problem}"
             for reply in replies
             if (problem := reply.problem or getattr(reply.answer, "reason", None)) is not None
-        )
-        reason = verdict.reason + (f" ({problems})" if problems else "")
+        ]
+        asked = {reply.node for reply in replies}
+        problems += [
+            f"node {node} is in the list in force, but not in `nodes` of this node's file, so its "
+            "address is not known: put it there again until a promotion has succeeded"
+            for node in verdict.missing
+            if node not in asked
+        ]
+        reason = verdict.reason + (f" ({'; '.join(problems)})" if problems else "")
         if not flags.force_unclean:
             raise PromotionRefused(reason)
         log.error(

@@ -336,6 +336,7 @@ def test_a_power_loss_counts_though_the_other_nodes_were_taken_out_of_the_file(
     with running(Node(alone, lambda: None, fs=Rebooted())) as node:
         assert node.state.data.unclean and not node.member.open_epoch
         assert "unclean: node 1" in str(node.roles.reason)
+        assert "node 2 is in the list in force, but not in `nodes`" in str(node.roles.reason)
 
 
 def test_a_status_while_the_node_becomes_master_is_whole(

@@ -148,6 +148,8 @@ class Walk:
         return list(dict.fromkeys(self.history.problems)) + self.world.failures
 
     def _begin(self, event: Event) -> None:
+        if self.healing:  # it comes in that very moment, and would not end
+            return
         kind = KINDS[event.kind]
         if kind.group == "beyond" or (
             kind.group == "loss" and not set(self.plan.groups) & {"loss", "beyond"}
@@ -224,6 +226,8 @@ class Walk:
             if self.plan.shape.mode is Mode.CLASSIC and self.world.now - begun > 20.0 * turn:
                 self._promote_one(turn)
                 turn += 1
+                if turn == 3:
+                    self._bring_back()
             if self._may_give_up(begun):
                 self.done = True
                 return
@@ -266,6 +270,16 @@ class Walk:
             with contextlib.suppress(Violation):  # it is damaged, and is being mended
                 return self.later.database.due(Log.of(name, store))
         return [b"what cannot be read"]
+
+    def _bring_back(self) -> None:
+        """Start removed nodes, and name them in all files: the list in force may have them."""
+        known = addresses(len(self.machines))
+        back = [one for one in self.machines if not one.aside or one.number in self.left]
+        for machine in back:
+            machine.set_config(nodes={one.number: known[one.number] for one in back})
+            if machine.aside:
+                machine.demote()
+                machine.start()
 
     def _may_give_up(self, begun: float) -> bool:
         """Whether nodes that say why they do not start end the walk: beyond what is promised."""
