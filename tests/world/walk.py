@@ -379,6 +379,8 @@ class Walk:
         if not self.history.strict:  # rot in a header is not found: RocketMQ's CRC is of the body
             return
         logs = [Log.of(name, store) for name, store in self._stores().items()]
+        if self.fired["rot in the log"]:  # what the one that begins last lacks may be rotten
+            logs.sort(key=lambda one: -one.start)
         retention = self.fired["retention"] > 0
         if self.later is not None:
             with contextlib.suppress(Violation):  # `check_logs` says what
