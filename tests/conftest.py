@@ -55,6 +55,7 @@ os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 _, _hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (_hard, _hard))
 
+_module = None  # the file of the case before
 _seconds = collections.defaultdict(float)  # case -> its set-up, call and tear-down
 _reasons = {}  # case -> why it takes long
 
@@ -112,10 +113,24 @@ def pytest_collection_finish():
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Put the reason of a slow case into its report, which a worker sends."""
+    leave_out_of_collections(item.path)
     marker = item.get_closest_marker("slow")
     if marker:
         (reason,) = marker.args
         item.user_properties.append(("slow", reason))
+
+
+def leave_out_of_collections(module):
+    """Free what the module before has left, and keep all else out of this one's collections.
+
+    A worker imports pandas, Spark and much more. A look at all of it takes a second on a busy
+    machine, and some tests collect a hundred times.
+    """
+    global _module
+    if module != _module:
+        _module = module
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_runtest_logreport(report):

@@ -36,9 +36,9 @@ class RolledBack(Exception):
 class Sender(threading.Thread):
     """Sends its share of the messages, each transaction in its way; notes what was promised."""
 
-    def __init__(self, producer, numbers, ways):
+    def __init__(self, producer, numbers, ways, allowed):
         super().__init__()
-        self.producer, self.numbers, self.ways = producer, numbers, ways
+        self.producer, self.numbers, self.ways, self.allowed = producer, numbers, ways, allowed
         self.outcomes = Counter()
         self.delayed = {}  # by number: the Future
         self.failure = None
@@ -46,6 +46,7 @@ class Sender(threading.Thread):
     def run(self):
         try:
             for number in self.numbers:
+                self.allowed.acquire()
                 level = 1 + number % 2
                 body = f"{number}".encode()
                 self.delayed[number] = self.producer.send(DELAYED, body, delay_level=level)
@@ -131,21 +132,25 @@ def test_each_message_is_there_once_and_none_early(tmp_path, mode, count, failov
 
     try:
         wait_until(writable, 60, "no node takes puts")
+        part = count // (failovers + 1)
+        allowed = threading.Semaphore(part // 2)  # so that each kill comes before the last message
         with hastore.Producer(addresses, check=check, **settings):
             senders = []
             for number in range(SENDERS):  # two of them leave without being asked
                 producer = hastore.Producer(
                     addresses, check=check if number % 2 else None, **settings
                 )
-                senders.append(Sender(producer, range(number, count, SENDERS), ways))
+                senders.append(Sender(producer, range(number, count, SENDERS), ways, allowed))
             for sender in senders:
                 sender.start()
             for number in range(failovers):  # each while they send
-                due = int((number + rng.random()) * count / (failovers + 1))
+                allowed.release(part)
+                due = int((number + rng.random()) * part)
                 wait_until(lambda due=due: progress(senders) >= due, 400, "nothing is sent")
                 wait_until(writable, 60, "no node takes puts")
                 print(f"killed after {progress(senders)} of {count}")
                 site.kill()
+            allowed.release(count)
             for sender in senders:
                 sender.join(400)
                 assert sender.failure is None and not sender.is_alive(), sender.failure
@@ -156,9 +161,11 @@ def test_each_message_is_there_once_and_none_early(tmp_path, mode, count, failov
             print(f"{mode.__name__}: {dict(outcomes)}")
 
             def is_over():
-                status = writable().status()
-                waits = status["delayed"]["waiting"]
-                return not status["transactions"]["open"] and not waits
+                node = writable()
+                status = node.status() if node is not None else None
+                if status is None:  # the last kill was a moment ago
+                    return False
+                return not status["transactions"]["open"] and not status["delayed"]["waiting"]
 
             wait_until(is_over, 120, "transactions stay open, or messages wait")
         print(f"{len(asked)} transactions were asked for, {sum(asked.values())} times")
