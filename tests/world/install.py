@@ -159,10 +159,8 @@ class _Reading:
 def _install_kazoo(replaced: dict[int, Any]) -> None:
     """Replace what a class and a function of kazoo's keep of the real modules."""
     handler = sys.modules["kazoo.handlers.threading"]
-    handler.SequentialThreadingHandler.queue_impl = threads.Queue  # type: ignore[attr-defined]
-    handler.SequentialThreadingHandler.sleep_func = staticmethod(  # type: ignore[attr-defined]
-        threads.sleep
-    )
+    handler.SequentialThreadingHandler.queue_impl = threads.Queue
+    handler.SequentialThreadingHandler.sleep_func = staticmethod(threads.sleep)
     select_call = sys.modules["kazoo.handlers.utils"].selector_select
     select_call.__defaults__ = (None, replaced[id(selectors)])
 

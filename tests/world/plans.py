@@ -10,6 +10,7 @@ from hastore.config.model import AckPoint, Flush, Mode
 from tests.world.events import KINDS, Event, draw
 from tests.world.machines import Shape
 
+# What happens beside the faults of ZooKeeper in the tour "registry".
 FLIPS = ("kill", "promote", "rivals", "demote", "partition", "restart")
 EVENTS_S = 14.0  # the time in which events begin
 

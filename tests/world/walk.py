@@ -57,7 +57,7 @@ class Walk:
         self.plan = plan
         self.world = schedulers.Scheduler(plan.seed)
         schedulers.activate(self.world)
-        self.network: networks.Network = networks.Network(self.world, plan.seed)
+        self.network = networks.Network(self.world, plan.seed)
         networks.activate(self.network)
         if trace:
             self.world.trace = []

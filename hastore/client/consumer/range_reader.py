@@ -204,8 +204,8 @@ class RangeReader:
         masters = [address for address in current if maps[address].writable]
         self._masters = masters
         self._behind = len(maps) > len(current)
-        known = {*requester.cluster.addresses, *maps} - requester.cluster.refusals.keys()
-        self._silent = len(known) > len(maps)
+        known = set(requester.cluster.addresses) - requester.cluster.refusals.keys()
+        self._silent = not known <= maps.keys()
         return slaves[turn:] + slaves[:turn] + masters, ""
 
     def _may_others_have_it(self, heard: list[str]) -> bool:

@@ -77,7 +77,6 @@ class PositionTable:
         self._latest = PositionMap()  # from the records read so far
         self._reader = CommitReader(clock, near_end=True)
         self._next: int | None = None  # the next queue offset to read
-        self._lacks = False  # the log has lost records before the first one that is read
         self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
         self.locks = RecordedLocks()  # the holders of queues' locks, by the records read so far
 
@@ -139,7 +138,8 @@ class PositionTable:
         if self._next is None or not self._still_there(known):
             self._forget()
             self._next = known[0]
-            self._lacks = known[0] > 0
+            if known[0] > 0:  # the log has lost records before
+                self.locks.note_gap()
         history = self._backend.history()
         run = partial(
             self._reader.next, store.reader, max(self._next or 0, known[0]),
@@ -162,7 +162,6 @@ class PositionTable:
         self.locks.clear()
         self._next = None
         self._last = None
-        self._lacks = False
 
     def _still_there(self, known: tuple[int, int]) -> bool:
         """Whether the log still has the records that were read: a rewind may have cut them."""
@@ -178,9 +177,6 @@ class PositionTable:
         for record, body in read_commit_records(records):
             offset, stored_ms = record.physical_offset, record.store_timestamp_ms
             self._last = (epoch_of(history, offset), offset)
-            if self._lacks:
-                self.locks.note_gap()
-                self._lacks = False
             self.locks.apply(body, stored_ms)
             if body is not None:
                 self._latest.apply_commit(body, offset)  # drops a commit that has_room would refuse

@@ -175,7 +175,7 @@ def test_the_first_record_of_a_range_is_found_behind_zeros(tmp_path, monkeypatch
     log = MemoryLog(file_size=1 << 16)
     starts = [
         log.append(topic="TopicA", queue_id=0, queue_offset=at, body=bytes(size)).physical_offset
-        for at, size in enumerate((300, 301, 0, 1_000, 10))
+        for at, size in enumerate((70, 71, 0, 500, 10))
     ]
     write_log(tmp_path, log)
     for start in range(1, starts[-1] + 1):
