@@ -76,7 +76,7 @@ class PositionTable:
         self._clock = clock
         self._latest = PositionMap()  # from the records read so far
         self._reader = CommitReader(clock, near_end=True)
-        self._next: int | None = None  # the next queue offset to read
+        self._next = 0  # the next queue offset to read
         self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
         self.locks = RecordedLocks()  # the holders of queues' locks, by the records read so far
 
@@ -135,14 +135,14 @@ class PositionTable:
         if known is None:
             self._forget()
             return None
-        if self._next is None or not self._still_there(known):
+        if not self._still_there(known):
             self._forget()
+        if self._next < known[0]:  # retention has removed the records between
             self._next = known[0]
-            if known[0] > 0:  # the log has lost records before
-                self.locks.note_gap()
+            self.locks.note_gap()
         history = self._backend.history()
         run = partial(
-            self._reader.next, store.reader, max(self._next or 0, known[0]),
+            self._reader.next, store.reader, self._next,
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
         return NextRead(history, run)
@@ -153,6 +153,8 @@ class PositionTable:
             return False
         if pulled is None:
             return True
+        if not pulled[0]:  # a record is damaged, or retention was quicker
+            self.locks.note_gap()
         self._read(read.history, pulled[0])
         self._next = pulled[1]
         return False
@@ -160,12 +162,12 @@ class PositionTable:
     def _forget(self) -> None:
         self._latest.clear()
         self.locks.clear()
-        self._next = None
+        self._next = 0
         self._last = None
 
     def _still_there(self, known: tuple[int, int]) -> bool:
         """Whether the log still has the records that were read: a rewind may have cut them."""
-        if self._next is not None and self._next > known[1]:
+        if self._next > known[1]:
             return False
         if self._last is None:
             return True

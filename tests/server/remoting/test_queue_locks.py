@@ -178,16 +178,48 @@ def test_the_same_node_in_a_new_epoch_begins_anew(node: Node) -> None:
 def test_a_log_that_is_too_short_gives_no_unknown_lock(node: Node) -> None:
     assert node.lock("x", 0) == [0]
     new = promoted(node)
-    forget = new.desk.positions._forget
-
-    def with_less() -> None:
-        forget()
-        new.desk.positions.locks.note_gap()
-
-    new.desk.positions._forget = with_less  # type: ignore[method-assign]
+    new.desk.positions.locks.note_gap()
     assert new.lock("x", 0, 5) == [0]
     new.desk.run(LOCK_MS + PROOF_MS)
     assert new.lock("x", 5) == [5]
+
+
+def test_a_damaged_record_may_have_been_a_lock(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert node.lock("x", 0) == [0]
+    assert node.lock("w", 1) == [1]
+    new = promoted(node)
+    reader = new.desk.positions._reader
+    real = reader.next
+
+    def next_commits(source: Any, at: int, **limits: int) -> tuple[bytes, int] | None:
+        if at < 2:
+            limits["max_messages"] = 1
+        return (b"", 2) if at == 1 else real(source, at, **limits)
+
+    monkeypatch.setattr(reader, "next", next_commits)
+    assert new.lock("y", 0) == [], "the damaged record was a lock of x"
+    assert new.lock("w", 1) == [1]
+    new.desk.run(LOCK_MS + PROOF_MS)
+    assert new.lock("y", 0) == [0]
+
+
+def test_a_record_that_retention_removed_unread_may_have_been_a_lock(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert node.lock("z", 7) == [7]
+    new = promoted(node)
+    while not new.desk.positions.catch_up():  # as a slave that shows positions
+        pass
+    node.backend.writable = True
+    assert node.lock("x", 0) == [0]
+    assert node.lock("x", 1) == [1]
+    new.backend.entries = promoted(node).backend.entries
+    first = node.records - 1
+    monkeypatch.setattr(node.backend.store, "queue_range", lambda *_: (first, node.records))
+    assert new.lock("y", 0) == [], "a lock of x was removed with its record"
+    assert new.lock("x", 1) == [1]
 
 
 def test_a_lock_that_nobody_asked_for_in_a_long_time_is_no_lock(node: Node) -> None:
