@@ -31,6 +31,8 @@ GROUP = "group"
 class ClientHost(Host, ABC):
     """A host with one client, whose process may be killed and started again."""
 
+    sends = False  # it is asked to stop before those that only read
+
     def __init__(
         self, world: Scheduler, network: Network, name: str, address: str, history: History,
         notes: Notes, boot: Sequence[str], seed: int,
@@ -76,6 +78,7 @@ class ClientHost(Host, ABC):
 class ProducerHost(ClientHost):
     """Sends messages, several in flight; each is sent once and repeated by the client itself."""
 
+    sends = True
     rate_s = 0.15
 
     def work(self) -> None:

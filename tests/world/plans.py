@@ -25,6 +25,7 @@ class Plan:
     preempts: float
     events: tuple[Event, ...]
     later: bool = False  # a client sends delayed messages and transactions
+    rocketmq: bool = False  # RocketMQ's clients take part
 
     @property
     def durable(self) -> bool:
@@ -65,7 +66,8 @@ def plan_of(seed: int, mode: Mode) -> Plan:
     )  # fmt: skip
     preempts = chance.choice((0.0, 0.0, 0.02, 0.1))
     later = random.Random(f"later {seed}").random() < 0.3
-    return Plan(seed, shape, groups, preempts, tuple(events), later)
+    rocketmq = random.Random(f"rocketmq {seed}").random() < 0.3
+    return Plan(seed, shape, groups, preempts, tuple(events), later, rocketmq)
 
 
 def tour_of(mode: Mode, tour: str, seed: int = 0) -> Plan:
@@ -97,7 +99,7 @@ def tour_of(mode: Mode, tour: str, seed: int = 0) -> Plan:
         events.append(Event(round(at, 2), kind, node, other, round(lasts, 2), chance.random()))
     return replace(
         plan, shape=shape, groups=tuple(dict.fromkeys(("tame", *groups))), preempts=0.02,
-        events=tuple(events), later=True,
+        events=tuple(events), later=True, rocketmq=True,
     )  # fmt: skip
 
 
@@ -120,6 +122,7 @@ class Outcome:
     acked: int
     reads: int
     judged: dict[str, int]  # what the history checker has counted; empty beyond what is promised
+    rocketmq: dict[str, int] = field(default_factory=dict)  # what RocketMQ's clients did
     log_lines: list[str] = field(default_factory=list)
 
     def story(self) -> str:

@@ -13,9 +13,12 @@ from hastore.client.consumer.shared_core import SharedCore
 from hastore.config.model import AckPoint, Flush, Mode, Role
 from hastore.ha.rules.acks import AckTable
 from hastore.protocol.api import Position
+from hastore.protocol.remoting import Answer
 from hastore.registry.node_registry import AssignedRole, NodeRegistry
+from hastore.server.remoting import sends
 from hastore.server.remoting.check_backs import CheckBacks
 from hastore.server.remoting.lock_requests import LockRequests
+from hastore.server.remoting.queue_locks import QueueLocks, Wish
 from hastore.store import retention
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
@@ -28,6 +31,7 @@ from tests.world.machines import Shape
 from tests.world.plans import Plan
 
 Patch = tuple[Any, str, Any]
+_ask = QueueLocks.ask
 
 
 def syncs_nothing() -> list[Patch]:
@@ -163,6 +167,22 @@ def locks_forgotten() -> list[Patch]:
     return [(LockRequests, "_read_records", careless)]
 
 
+def timeouts_are_ok() -> list[Patch]:
+    """RocketMQ's clients are told SEND_OK for what is stored, and not confirmed."""
+    return [(sends, "_STORED", dict.fromkeys(sends._STORED, Answer.SUCCESS))]
+
+
+def locks_for_all() -> list[Patch]:
+    """Who asks for a queue's lock gets it."""
+
+    def ask(self: QueueLocks, group: str, client: str, *rest: Any, **more: Any) -> Wish:
+        for lock in self._locks.get(group, {}).values():
+            lock.holder = client
+        return _ask(self, group, client, *rest, **more)
+
+    return [(QueueLocks, "ask", ask)]
+
+
 Told = tuple[tuple[float, str, int, int, float], ...]  # when, kind, node, other node, for how long
 _KILLS: Told = (
     (3.0, "delay", 0, 1, 12.0), *((at, "kill", 0, 1, 0.0) for at in (4.0, 6.5, 9.0, 11.5, 14.0)),
@@ -202,9 +222,12 @@ BUGS: dict[str, tuple[Mode, Callable[[], list[Patch]], Told]] = {
     "deliveries not noted": (Mode.CLASSIC, deliveries_not_noted, _FLIPS),
     "locks forgotten": (Mode.CLASSIC, locks_forgotten, _KILLED_LATE),
     "check not asked": (Mode.DLEDGER, check_not_asked, _ALL_KILLED),
+    "timeouts are ok": (Mode.CLASSIC, timeouts_are_ok, _CUT),
+    "locks for all": (Mode.DLEDGER, locks_for_all, _CLIENTS),
     "retention takes more": (Mode.DLEDGER, retention_takes_more, _CLIENTS),
 }
 _LATER = {"deliveries not noted", "check not asked"}  # seen in delayed messages and transactions
+_ROCKETMQ = {"timeouts are ok", "locks for all"}  # seen by RocketMQ's clients
 _SEEDS = {"window not replayed": 1}  # of the walk; of all others it is 0
 
 
@@ -220,7 +243,10 @@ def plan_for(name: str, seed: int | None = None) -> Plan:
         registry=any(KINDS[kind].registry for _, kind, *_ in told),
     )  # fmt: skip
     events = tuple(Event(*event, part=0.5) for event in told)
-    return Plan(seed * shape.nodes, shape, ("tame",), 0.0, events, later=name in _LATER)
+    return Plan(
+        seed * shape.nodes, shape, ("tame",), 0.0, events,
+        later=name in _LATER, rocketmq=name in _ROCKETMQ,
+    )  # fmt: skip
 
 
 def plant(name: str) -> None:

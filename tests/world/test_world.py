@@ -41,6 +41,8 @@ def test_a_walk_with_each_kind_of_event(mode):
         if tour == "tame":
             assert outcome.judged["acknowledged_and_found"] == outcome.judged["acknowledged"] > 50
             assert min(outcome.judged[name] for name in ("read", "commits", "ranges")) > 5
+            did = outcome.rocketmq
+            assert did["got"] >= did["acknowledged"] > 5 and did["locks"] > 5 and did["commits"]
     due = {name for name, kind in KINDS.items() if mode in kind.modes} - {"power of all"}
     assert not due - fired.keys()
 

@@ -44,6 +44,7 @@ from tests.world.later import Database, LaterHost, wrong
 from tests.world.machine_faults import FaultyMachine
 from tests.world.machines import addresses, make_config
 from tests.world.plans import EVENTS_S, Outcome, Plan
+from tests.world.rocketmq import Book, RocketHost, RocketMember, RocketProducer
 from tests.world.zookeeper import ZooKeeper
 
 CHECKER = "the history checker"
@@ -84,6 +85,7 @@ class Walk:
         self.boot = [place.api for place in places.values()]
         self.clients = self._make_clients()
         self.later = self._make_later() if plan.later else None
+        self.rocketmq = self._make_rocketmq() if plan.rocketmq else None
         self.operator = schedulers.Host(self.world, "operator", "127.0.2.1")
         self.network.join(self.operator)
         self.zookeeper: ZooKeeper | None = None
@@ -113,6 +115,20 @@ class Walk:
         made.database = Database()
         self.clients.append(made)
         return made
+
+    def _make_rocketmq(self) -> Book:
+        book = Book()
+        makes: list[tuple[type[RocketHost], str]] = [
+            (RocketProducer, "jp"), (RocketMember, "j1"), (RocketMember, "j2")
+        ]  # fmt: skip
+        for i, (make, name) in enumerate(makes, 100):
+            made = make(
+                self.world, self.network, name, f"127.0.1.{i}", self.history, self.notes,
+                self.boot, self.plan.seed,
+            )  # fmt: skip
+            made.book = book
+            self.clients.append(made)
+        return book
 
     def machine(self, index: int) -> FaultyMachine:
         return self.machines[index]
@@ -236,9 +252,9 @@ class Walk:
             self.later.quiet = True
             self._wait(lambda: not self._due_later(), 120.0, 1.0)
         for client in self.clients:
-            if isinstance(client, ProducerHost):
+            if client.sends:
                 client.stopping = True
-        self._wait(lambda: all(c.finished for c in self.clients if isinstance(c, ProducerHost)))
+        self._wait(lambda: all(client.finished for client in self.clients if client.sends))
         self._wait(self._logs_equal)
         # The lock of a killed member lives for a minute.
         self._wait(lambda: not self._unread(), 150.0)
@@ -341,14 +357,17 @@ class Walk:
         return not differences([Log.of(name, one) for name, one in self._stores().items()])
 
     def _unread(self) -> list[Sent]:
-        """Return what is acknowledged and still there, but no member of the group has got."""
+        """Return what is acknowledged and still there, but no member of its group has got."""
         start = max((store.min_offset for store in self._stores().values()), default=0)
         got = self.history.delivered
-        return [
+        found = [
             named(body) for body, result in self.history.acked.items()
             if result.queue_offset is not None and (result.offset or 0) >= start
             and (result.queue_id, result.queue_offset) not in got
         ]  # fmt: skip
+        if self.rocketmq is not None:
+            found += map(named, self.rocketmq.unread(start))
+        return found
 
     def _check_positions(self) -> None:
         """Check that no position that the group has committed has gone back."""
@@ -387,6 +406,9 @@ class Walk:
                 self.history.problems += wrong(
                     self.later.database, logs[0], strict=self.history.strict, retention=retention
                 )
+        if self.rocketmq is not None:
+            with contextlib.suppress(Violation):
+                self.history.problems += self.rocketmq.wrong(logs[0], retention=retention)
         try:
             check_logs(self.history, logs, retention=retention)
             report = judge(self.notes, logs[0])
@@ -435,5 +457,6 @@ def run_plan(plan: Plan, *, lines: int = 0, trace: bool = False) -> Outcome:
     return Outcome(
         plan, problems, world.digest, world.now, world.switches, walk.fired,
         len(walk.history.acked), walk.history.reads, walk.judged,
+        {} if walk.rocketmq is None else walk.rocketmq.counts(),
         [*handler.lines, *(world.trace or [])],
     )  # fmt: skip
