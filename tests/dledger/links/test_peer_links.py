@@ -173,13 +173,13 @@ def test_a_follower_that_does_not_read_holds_no_memory_and_no_thread(group):
 
 def test_a_peer_that_takes_nothing_is_left_after_the_silence(group):
     data = os.urandom(4 << 20)
-    one = group.make(1, source=Bytes(data), times=LinkTimes(silence_ms=400)).start()
+    one = group.make(1, source=Bytes(data), times=LinkTimes(silence_ms=2_000)).start()
     made = ask(one, node=2)
     assert made.answer == Linked()
     wait_for(lambda: 2 in one.recorder.up)
     stop = threading.Event()
 
-    def chatter():  # it talks, but it does not read
+    def chatter():  # it talks, a hundred times in the silence, but it does not read
         while not stop.wait(0.02):
             try:
                 made.sock.sendall(KEEP_ALIVE)
