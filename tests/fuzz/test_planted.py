@@ -44,7 +44,7 @@ MISTAKES = [
     Mistake("remoting_frames", "hastore.protocol.remoting", "_USUAL_FIELDS", 7),
     Mistake("zmtp", "hastore.protocol.zmtp", "PIECE_BYTES", 1),
     Mistake("ha_link", "hastore.protocol.ha_link", "HEADER_BYTES", 13),
-    Mistake("recovery", "hastore.store.log.recovery", "_may_be_longer", lambda *_: False),
+    Mistake("recovery", "hastore.store.log.recovery", "_longer", lambda *_: 0),
     Mistake("log_walks", "hastore.record.log_walk", "_BLANK_HEAD", 0),
     Mistake("filters", "hastore.record.sql_filter", "_DOUBLE", _no_crc),
     Mistake("texts", "hastore.server.metrics.page", "_escaped", str),

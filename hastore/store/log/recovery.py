@@ -222,11 +222,11 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
     form, check_item, lead = scan.form, scan.check, scan.form.lead
     while scan.end < file.end:
         position = scan.end - file.start
+        left = file.size - position
         if scan.end - scan.next_recovery_start >= RECOVERY_STEP_BYTES:
             scan.recovery_start, scan.next_recovery_start = scan.next_recovery_start, scan.end
-        data = memoryview(file.file.pread(min(wanted, file.size - position), position))
+        data = memoryview(file.file.pread(min(wanted, left), position))
         at, end = 0, len(data)
-        whole = position + end == file.size
         while size := check_item(data, at, end, scan.end) or (
             scan.unreadable and check_unreadable(data, at, end, scan.end)
         ):
@@ -239,19 +239,20 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
                 scan.records += 1
             at += size
             scan.end += size
-        blank = form.check_blank(data, at, end) if whole and scan.end < file.end else 0
+        # What fills a blank up means nothing, so only its head need be in the window.
+        blank = form.check_blank(data, at, left) if end - at >= BLANK_SIZE else 0
         if scan.rewrite and at + blank:
             file.file.pwrite(data[: at + min(blank, BLANK_SIZE)], position)
         if scan.end == file.end:
             return True
         if blank:
             scan.end += blank
-        elif at and not whole:
+        elif at and end < left:
             wanted = _WINDOW_BYTES  # the next window begins at a record
-        elif whole or not _may_be_longer(form, data, at, file.end - scan.end, wanted):
-            return False
         else:
-            wanted = file.size
+            wanted = _longer(form, data, at, scan.end, left)
+            if not wanted:
+                return False
     return True
 
 
@@ -275,11 +276,17 @@ def _is_torn(data: memoryview, at: int, end: int, position: int) -> bool:
     return False
 
 
-def _may_be_longer(form: LogFormat, data: memoryview, at: int, left: int, wanted: int) -> bool:
-    """Whether a larger window may hold all of the record, or blank, at `at`."""
-    size_at = at + form.size_at
-    size = int.from_bytes(data[size_at : size_at + 4])
-    return wanted < left and wanted - at < size <= left
+def _longer(form: LogFormat, data: memoryview, at: int, offset: int, left: int) -> int:
+    """Return the size of the item at `at`, if it ends beyond `data`, and in the file; else 0.
+
+    It lies at `offset` of the log. The lengths in its header must fit its size: a damaged size
+    would have all the rest of the file read, which is `left` bytes from the begin of `data` on.
+    """
+    end = len(data)
+    size = form.announced(data, at, end)
+    if end < at + size <= left and form.may_begin(data, at, end, offset):
+        return size
+    return 0
 
 
 def _refuse_headless(commit_log: CommitLog, first: int) -> None:

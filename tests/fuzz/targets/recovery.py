@@ -28,7 +28,7 @@ CLEAN, SAME_BOOT, FROM_ROCKETMQ, PAGE, KNOWN, ENTRIES, FLOOR, WINDOWS = (1 << n 
 WINDOW = 100  # bytes of one read, with WINDOWS: so records are cut by its end
 REACHES = (
     recover, rewrite_unsynced, clear_beyond, recovery._refuse_damage, recovery._refuse_headless,
-    recovery._record_after, recovery._may_be_longer, recovery._refuse_other_body,
+    recovery._record_after, recovery._longer, recovery._refuse_other_body,
 )  # fmt: skip
 LEAST = kit.Least(0.3, 3)
 

@@ -8,15 +8,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hastore.errors import StoreBrokenError, StoreError, StoreInUseError
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL, RealFile
 from hastore.record.codec import build_record, check_record, decode_record
+from hastore.record.log_format import ENTRY_HEADER_BYTES
+from hastore.store.log import recovery
+from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore
 from hastore.store.state import limits as limits_module
 from hastore.store.state.limits import LimitsPage, read_limits
+from tests.dledger.store import kit as entry_kit
 from tests.store.kit import (
     FILE_SIZE,
     HOST,
@@ -444,3 +449,53 @@ def test_recovery_reads_only_the_tail_of_a_long_log(
     scribble(log_file(copy), 100, b"rot that a quick start does not look for")
     with opened(copy) as store:
         assert store.max_offset == end
+
+
+@pytest.mark.parametrize("mode", ["classic", "dledger"])
+def test_a_start_reads_no_more_than_a_window_or_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Though a record, or a blank, is longer than the window, or a size at the end is damaged."""
+    window, is_classic = 4096, mode == "classic"
+    monkeypatch.setattr(recovery, "_WINDOW_BYTES", window)
+    messages = [
+        message(number, size=size)  # a blank of 10,000 bytes follows the fifth
+        for number, size in enumerate((100, 10_000, 100, 20_000, 25_000, 40_000, 100))
+    ]
+    if is_classic:
+        lead, size_at, offset_at, folder = 0, 0, 28, "commitlog"
+        with opened(tmp_path / "a") as first:
+            places = [one.offset or 0 for one in put(first, *messages)]
+            end, copy = first.max_offset, crash_copy(first, tmp_path / "b")
+    else:
+        lead, size_at, offset_at, folder = ENTRY_HEADER_BYTES, 4, 16, "dledger-n1/data"
+        with entry_kit.opened(tmp_path / "a") as entries:
+            places = [place - lead for place in entry_kit.put(entries, 1, *messages)]
+            end = entries.messages.max_offset
+            copy = crash_copy(entries.messages, tmp_path / "b")
+    log = b"".join(path.read_bytes() for path in sorted(Path(copy, folder).iterdir()))
+    items = [(at, int.from_bytes(log[at + size_at :][:4])) for at in places]
+    # The header of the last record again, but for its place, and its size, which is damaged.
+    head = bytearray(log[places[-1] :][: lead + 100])
+    head[size_at : size_at + 4] = (15_000).to_bytes(4)
+    head[offset_at : offset_at + 8] = end.to_bytes(8)
+    scribble(f"{copy}/{folder}/{FILE_SIZE:020}", end - FILE_SIZE, bytes(head))
+
+    read: list[tuple[int, int]] = []
+    scan_file, pread = recovery._scan_file, RealFile.pread
+
+    def note(file: RealFile, size: int, position: int) -> bytes:
+        read.append((int(os.path.basename(file.path)) + position, size))
+        return pread(file, size, position)
+
+    def scan(*args: Any) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(RealFile, "pread", note)
+            return scan_file(*args)
+
+    monkeypatch.setattr(recovery, "_scan_file", scan)
+    with opened(copy) if is_classic else entry_kit.opened(copy) as again:
+        store: LogStore = again if isinstance(again, MessageStore) else again.messages
+        assert store.max_offset == end
+    assert max(size for _, size in read) == items[5][1]
+    assert {one for one in read if one[1] > window} == {one for one in items if one[1] > window}
