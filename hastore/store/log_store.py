@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from hastore.clock import Clock
 from hastore.config.model import Flush, StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import File, FileSystem
 from hastore.record.codec import Host
 from hastore.record.delays import parse_levels
 from hastore.service import OnFailure, Service, raise_failure
@@ -61,7 +61,6 @@ from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.flush import FlushService
-from hastore.store.log.mapped_file_queue import MappedFile
 from hastore.store.log.record_walk import cut_point, store_timestamp_ms, whole_end
 from hastore.store.log.recovery import Recovered, clear_beyond, recover, rewrite_unsynced
 from hastore.store.message_reader import MessageReader
@@ -775,12 +774,14 @@ class LogStore:
         """
         if max((offset + len(data) for offset, data in parts), default=0) > self.flushed_offset:
             self.flush()
-        touched: dict[int, MappedFile] = {}
+        # The open files, not their names: retention, or a cut, may remove those before the syncs.
+        touched: dict[int, File] = {}
         for offset, data in parts:
             at = 0
             while at < len(data):
-                file, size = self._mend_piece(offset + at, data[at:], times_cut, skip_unreadable)
-                touched[file.start] = file
+                place = offset + at
+                file, size = self._mend_piece(place, data[at:], times_cut, skip_unreadable)
+                touched[place // self.file_size] = file
                 at += size
         for file in touched.values():
             with self.flush_service.sync_lock:
@@ -792,20 +793,22 @@ class LogStore:
 
     def _mend_piece(
         self, place: int, data: bytes, times_cut: int, skip_unreadable: bool
-    ) -> tuple[MappedFile, int]:
-        """Write the first bytes of `data`; return the file that they are in, and how many."""
+    ) -> tuple[File, int]:
+        """Write the first bytes of `data`; return the open file that has them, and how many."""
         with self.log.lock:  # excludes cuts and appends, for a piece at a time
             self._health.raise_if_closed()
             file = self.log.queue.find(place)
             if not self.is_open or self.times_cut != times_cut or file is None:
                 raise StoreError(f"the log has changed at {place} meanwhile")
             piece = data[: min(_MEND_BYTES, file.end - place)]
+            opened = None
             try:
-                file.pwrite(piece, place)
+                opened = self.log.pin(file)[0]
+                opened.pwrite(piece, place - file.start)
             except OSError as failure:
-                if not skip_unreadable or failure.errno != errno.EIO:
+                if opened is None or not skip_unreadable or failure.errno != errno.EIO:
                     raise StoreError(f"bytes at {place} cannot be written: {failure}") from failure
-            return file, len(piece)
+            return opened, len(piece)
 
     def readers_wait(self) -> bool:
         """Whether a reader waits for new records, or did so a moment ago."""

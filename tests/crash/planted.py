@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -100,16 +99,7 @@ def checkpoint_first() -> list[Patch]:
 
 def sync_error_swallowed() -> list[Patch]:
     """A sync of the log fails, and nobody hears of it."""
-
-    def swallow(self: MappedFile) -> None:
-        with contextlib.suppress(OSError):
-            self.file.sync()
-
-    def failing(self: RecordingFileSystem, path: str) -> None:
-        if "/commitlog/0" in path:
-            raise OSError(errno.EIO, "Input/output error", path)
-
-    return [(MappedFile, "sync", swallow), (RecordingFileSystem, "syncing", failing)]
+    return [(MappedFile, "sync", nothing)]
 
 
 def log_name_unsynced() -> list[Patch]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hastore.config.model import RetentionConfig
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.store.message_store import MessageStore
 from tests.store import kit
@@ -69,6 +72,34 @@ def test_a_sync_that_fails_closes_the_store(store: MessageStore) -> None:
     with pytest.raises(StoreBrokenError, match="a sync of repaired bytes at 500 failed"):
         store.mend([(500, b"x" * 100)], store.times_cut)
     assert store.broken_reason is not None
+
+
+def test_the_repaired_file_may_be_removed_before_its_sync(tmp_path: pathlib.Path) -> None:
+    fs = FaultyFileSystem()
+    kept = RetentionConfig(max_size_bytes=2 * kit.FILE_SIZE)
+    store = MessageStore(kit.config(tmp_path, retention=kept), store_host=kit.HOST, fs=fs)
+    store.open()
+    for number in range(5):
+        kit.put(store, kit.message(number, size=kit.FILE_SIZE - 3000))
+    store.flush()
+    assert store.wait_dispatched(store.max_offset, 60)
+    first = kit.log_file(tmp_path)
+    written = threading.Event()
+
+    def note(call: str, path: str) -> None:
+        if (call, path) == ("write", first):
+            written.set()
+
+    fs.hook = note
+    with ThreadPoolExecutor(1) as threads:
+        with store.flush_service.sync_lock:  # as during a slow sync of the last file
+            mended = threads.submit(store.mend, [(500, b"x" * 100)], store.times_cut)
+            assert written.wait(60)
+            removed = store.retention.delete_expired(None)
+        mended.result()
+    assert removed == 3 and store.broken_reason is None
+    kit.put(store, kit.message(5))
+    store.close()
 
 
 def test_nothing_is_written_after_a_cut_or_where_there_is_no_file(store: MessageStore) -> None:
