@@ -17,6 +17,7 @@ set (tests/test_style.py).
     GroupService.note_leader     another role, term, leader   whoever stepped the core; none
     ScrubService.note_read       a reader met damage          the reader's; none of the store's
     ScrubService.note_blocked    damage before a cut          the one that would cut; the write gate
+                                 damage stops replay          IndexBuildService; none
     ScheduleMessageService.wake  delayed messages were read   IndexBuildService; none
     ApiWaker.puts_done           after a batch of ended puts  the one that learned of their outcome;
                                                               none, with acks 0 the write gate
@@ -84,9 +85,9 @@ def connect_driver(
 
 
 def connect_scrub(store: LogStore, scrub: ScrubService) -> None:
-    """Let readers of the store, and cuts, tell of damage to the thread that repairs it."""
+    """Let readers of the store, cuts and replay tell of damage to the thread that repairs it."""
     store.hooks.on_damage = scrub.note_read
-    store.hooks.on_blocked_cut = scrub.note_blocked
+    store.hooks.on_blocked_cut = store.hooks.on_blocked_replay = scrub.note_blocked
 
 
 def connect_delays(store: LogStore, delays: ScheduleMessageService) -> None:

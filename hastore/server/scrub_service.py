@@ -5,8 +5,8 @@ its end, and begins again PASS_MS after it began. What it finds is fenced: a rea
 fails with CorruptRecordError, also where only the CRC of an entry shows the damage. All else is
 served. Then it is repaired from another node, if one has the bytes (repairing.py): at once, and
 again at each pass. A damaged record that a reader meets is looked at right away, and so is damage
-that keeps the log from being cut: a node that is to follow waits for its repair, so that is tried
-again each minute.
+that keeps the log from being cut, or replay from going on: a node that is to follow, or its
+consumers, wait for its repair, so that is tried again each minute.
 
 Where a pass is, and what was found, is kept in hastore/scrub.json, so that a restart goes on with
 the file that was being read.
@@ -38,7 +38,7 @@ PASS_MS = 3_600_000.0  # from the begin of a pass to the next one's, at least
 SAVE_MS = 60_000.0
 DEFAULT_RATE = 1 << 20  # at which known damage is looked at again without `store.scrub_rate`
 RETRY_S = 60.0  # after a failure of the disk that is no damage
-BLOCKED_MS = 60_000.0  # from one look at what keeps the log from being cut to the next
+BLOCKED_MS = 60_000.0  # from one look at what blocks a cut, or replay, to the next
 NOTED_MAX = 1000  # ranges; a disk with more is to be replaced
 ASKED_MAX = 100  # offsets that readers have met, and that wait
 LOOK_RATE = 64 << 20  # bytes a second, at which a file is read up to such an offset
@@ -95,7 +95,7 @@ class ScrubService(Service):
         self._unrepaired: dict[int, str] = {}  # why, by where the range begins
         self._asked: deque[int] = deque()
         self._looked_at: set[int] = set()  # since the last pass, at what readers had met
-        self._blocked_ms = float("-inf")  # when `note_blocked` last asked for a look
+        self._blocked_ms: dict[int, float] = {}  # when `note_blocked` asked for a look, by offset
         self._is_looking = False
         self._is_wanted = False
         self._found: dict[int, Damage] = {}  # by where it begins; replaced, never changed
@@ -162,13 +162,14 @@ class ScrubService(Service):
             self._woken.set()
 
     def note_blocked(self, offset: int) -> None:
-        """Look soon at this offset, also if the damage there is known: a cut waits for its repair.
+        """Look soon at this offset, also if the damage there is known: its repair is waited for.
 
-        A node asks at each try to follow.
+        A node asks at each try to follow, and replay at each try to go on.
         """
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._blocked_ms >= BLOCKED_MS and len(self._asked) < ASKED_MAX:
-            self._blocked_ms = now_ms
+        now_ms, asked_ms = self._clock.monotonic_ms(), self._blocked_ms.get(offset)
+        is_due = asked_ms is None or now_ms - asked_ms >= BLOCKED_MS
+        if is_due and len(self._asked) < ASKED_MAX:
+            self._blocked_ms[offset] = now_ms
             self._asked.append(offset)
             self._woken.set()
 
@@ -234,11 +235,11 @@ class ScrubService(Service):
             while self._asked:
                 self._forget_if_cut()
                 offset, repaired = self._asked.popleft(), self.repaired_bytes
-                begin, limit = self._aligned(offset), self._store.dispatched_offset
+                begin, (limit, ends_whole) = self._aligned(offset), self._known_end()
                 if begin <= offset < limit:
                     walk = LogWalk(
                         self._store.log.form, self._read, self._store.file_size, begin, offset + 1,
-                        limit=limit,
+                        limit=limit, ends_whole=ends_whole,
                     )  # fmt: skip
                     self._through_or_moved(walk)
                 if self.repaired_bytes == repaired:
@@ -249,6 +250,7 @@ class ScrubService(Service):
     def scrub(self) -> None:
         """Make a pass, or the rest of one, in the calling thread. Raises OSError, _Stopped."""
         self._looked_at.clear()
+        self._blocked_ms.clear()
         self._look_again()
         if self._rate is None:
             return
@@ -320,11 +322,26 @@ class ScrubService(Service):
     def _new_walk(self, begin: int) -> LogWalk | None:
         """Return a walk over what is there now; None if there is nothing from `begin` on."""
         store = self._store
-        limit = store.dispatched_offset  # an item ends there
+        limit, ends_whole = self._known_end()
         end = min(store.readable_offset, store.flushed_offset, limit)
         if begin >= end:
             return None
-        return LogWalk(store.log.form, self._read, store.file_size, begin, end, limit=limit)
+        return LogWalk(
+            store.log.form, self._read, store.file_size, begin, end,
+            limit=limit, ends_whole=ends_whole,
+        )  # fmt: skip
+
+    def _known_end(self) -> tuple[int, bool]:
+        """Return up to where the log may be read, and whether an item is known to end there.
+
+        Replay knows where items end. What follows the damage that stops it is read all the same; on
+        a slave that may end inside a record.
+        """
+        store = self._store
+        if store.replay_problem is None:
+            return store.dispatched_offset, True
+        whole = store.log.record_end
+        return (whole, True) if whole == store.max_offset else (store.flushed_offset, False)
 
     def _has_moved(self, walk: LogWalk, cuts: int) -> bool:
         """Whether the log was cut more than `cuts` times, or begins behind where the walk is."""

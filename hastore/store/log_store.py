@@ -120,6 +120,9 @@ class StoreHooks:
     # Damage at this offset would lead a cut further back; in the thread that would cut, which holds
     # the write gate.
     on_blocked_cut: Callable[[int], None] = _nothing
+    # Damage at this offset, or before it, keeps replay from going on; in replay's thread, at each
+    # of its tries.
+    on_blocked_replay: Callable[[int], None] = _nothing
     # Whether a reader waits for new records: replay then pauses less, and a slave says so to its
     # master. In replay's thread, or the one of the link.
     readers_wait: Callable[[], bool] = lambda: False
@@ -213,8 +216,8 @@ class LogStore:
                 units=units, slots=slots, entries=config.index_entries,
             ),
             on_failure=on_failure, clock=clock, form=log.form,
-            on_dispatched=lambda _offset: self.tell_readers(),
-            readers_wait=lambda: hooks.readers_wait(),
+            on_dispatched=lambda _: self.tell_readers(), readers_wait=lambda: hooks.readers_wait(),
+            on_damage=lambda offset: hooks.on_blocked_replay(offset),
             readable=lambda: self._limits.now.readable_offset,
             delays_ms=parse_levels(config.message_delay_level),
         )  # fmt: skip

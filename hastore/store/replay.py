@@ -19,9 +19,11 @@ whole records to every dispatcher: consume queues, key index, deduplication wind
 """
 
 import contextlib
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -129,13 +131,15 @@ class IndexBuildService(Service):
         clock: Clock = SYSTEM_CLOCK,
         form: LogFormat = PLAIN,
         on_dispatched: Callable[[int], None] = lambda _offset: None,
+        on_damage: Callable[[int], None] = lambda _offset: None,
         readers_wait: Callable[[], bool] = lambda: False,
         readable: Callable[[], int] = lambda: 1 << 63,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay.
 
-        Replay's thread calls `on_dispatched(dispatched_offset)` whenever that offset has moved.
+        Replay's thread calls `on_dispatched(dispatched_offset)` whenever that offset has moved, and
+        `on_damage(offset)` at each try that damage of the log stops: it lies at or before `offset`.
         While `readers_wait()` is true, it pauses less. `readable()` is the readable offset.
         """
         super().__init__("IndexBuildService", on_failure=on_failure)
@@ -165,7 +169,9 @@ class IndexBuildService(Service):
         self._inherited = False  # the previous process may have left files unsynced
         self.blocked_reason: str | None = None  # why replay has stopped, for the status; else None
         self.lacks_room = False  # it has stopped for want of room
+        self._damaged_at: int | None = None  # damage of the log has stopped the last step
         self._on_dispatched = on_dispatched
+        self._on_damage = on_damage
 
     @property
     def dispatched_offset(self) -> int:
@@ -208,6 +214,8 @@ class IndexBuildService(Service):
                     self._busy = False
                     self._changed.notify_all()
             if not moved:
+                if self._damaged_at is not None:
+                    self._on_damage(self._damaged_at)
                 self._sleep()
             else:
                 # `_busy` is False now. If it were True, a hook that waits for a thread in `paused`
@@ -225,6 +233,7 @@ class IndexBuildService(Service):
         return self._dispatched
 
     def _step_or_reason(self) -> bool:
+        self._damaged_at = None
         try:
             moved = self._step()
         except (OSError, HastoreError) as failure:
@@ -243,12 +252,13 @@ class IndexBuildService(Service):
         """Replay one batch; False when no whole record follows."""
         # Retention may have removed log files that replay has not read yet.
         offset = max(self._dispatched, self._log.min_offset)
+        whole = self._log.record_end  # first: it is never beyond the end
         end, file_size = self._log.max_offset, self._log.file_size
         self._seen_end = end
         left = file_size - offset % file_size
         wanted = min(VIEW_BYTES if end - offset < BULK_BYTES else BULK_BYTES, self._most_bytes)
         while True:
-            with self._log.view(offset, min(wanted, left)) as view:
+            with self._view(offset, min(wanted, left), end) as view:
                 seen = len(view)
                 walk = self._walk(view, offset, left)
             fewer = self._fewer_bytes(walk)
@@ -266,8 +276,12 @@ class IndexBuildService(Service):
         after = offset + walk.consumed
         if walk.stop is Stop.BLANK and end >= offset + left:
             after = offset + left
-        elif walk.stop is Stop.BAD and not walk.batch:
-            raise StoreError(f"offset {offset} holds no record; see `hastore log verify`")
+        elif not walk.batch and (
+            # An item ends at `whole`, so none that begins before it is still to be completed.
+            walk.stop is Stop.BAD or (walk.stop is Stop.END and after == offset < whole)
+        ):
+            self._damaged_at = after
+            raise StoreError(f"offset {after} holds no record; see `hastore log verify`")
         if after == self._dispatched:
             return False
         if walk.batch:
@@ -276,6 +290,14 @@ class IndexBuildService(Service):
             self.records += len(walk.batch)
         self._advance(after)
         return True
+
+    def _view(self, offset: int, size: int, end: int) -> AbstractContextManager[memoryview]:
+        try:
+            return self._log.view(offset, size)
+        except OSError as failure:
+            if failure.errno == errno.EIO:  # somewhere in there
+                self._damaged_at = min(offset + size, end) - 1
+            raise
 
     def _fewer_bytes(self, walk: Walk) -> int | None:
         """Return how many bytes to walk instead, because the batch has too many keys; else None."""

@@ -1,4 +1,4 @@
-"""A slave whose log is damaged before a cut repairs it from its master, and goes on."""
+"""A slave whose log is damaged before a cut, or before replay, repairs it, and goes on."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ def _send(node: Node, count: int, acks: int | str) -> list[int]:
     with Producer(node.api.endpoint, acks=acks) as producer:
         sent = [producer.send("TopicA", b"%04d" % number * 200) for number in range(count)]
         return [one.result().offset or 0 for one in sent]
+
+
+def test_damage_at_which_replay_stops_is_repaired_from_the_master(tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(Ports()) as ports, contextlib.ExitStack() as stack:
+        nodes = {number: NodeAddress(**each) for number, each in ports.addresses(2).items()}
+        first, second = (Node(config_in_group(tmp_path, n, nodes), lambda: None) for n in nodes)
+        for node in (first, second):
+            node.start()
+            stack.callback(node.stop)
+        wait_for(lambda: first.backend.status()["takes_default"], "synchronous puts")
+        store, path = second.backend.store, log_file(tmp_path / "node2")
+        with store.replay.paused():  # a long one; on a slave nobody knows where an item ends then
+            places = _send(first, COUNT, "all")
+            end = store.flush()
+            assert places[-1] < end and store.log.record_end < end
+            whole = pathlib.Path(path).read_bytes()
+            scribble(path, places[3] + 4, b"????")
+        wait_for(lambda: store.dispatched_offset == end, "replay")
+        assert pathlib.Path(path).read_bytes() == whole
+        assert second.scrub.repaired_bytes == places[4] - places[3]
+        assert store.replay_problem is None and second.scrub.problems() == []
 
 
 def test_damage_before_a_cut_is_repaired_from_the_master_by_itself(tmp_path: pathlib.Path) -> None:

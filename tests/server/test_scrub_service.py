@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,8 +39,11 @@ FAST = 16 << 30
 class Scrubbed:
     """An open store of either mode, all of it readable, and its scrubber."""
 
-    def __init__(self, root: pathlib.Path, mode: str, store: LogStore, places: list[int]) -> None:
-        self.root, self.store, self.places = root, store, places
+    def __init__(
+        self, root: pathlib.Path, mode: str, store: LogStore, put: Callable[..., list[int]]
+    ) -> None:
+        self.root, self.store, self.put = root, store, put
+        self.places = put(*(kit.message(number) for number in range(COUNT)))
         folder = "commitlog" if mode == "classic" else "dledger-n1/data"
         self.folder = root / folder
         self.lead = store.log.form.lead
@@ -79,14 +84,16 @@ class Scrubbed:
 
 @contextlib.contextmanager
 def scrubbed(root: pathlib.Path, mode: str) -> Iterator[Scrubbed]:
-    messages = [kit.message(number) for number in range(COUNT)]
     if mode == "classic":
         with kit.opened(root) as store:
-            places = [one.offset or 0 for one in kit.put(store, *messages)]
-            yield Scrubbed(root, mode, store, places)
+
+            def put(*messages: bytes) -> list[int]:
+                return [one.offset or 0 for one in kit.put(store, *messages)]
+
+            yield Scrubbed(root, mode, store, put)
     else:
         with entry_kit.opened(root) as entries:
-            yield Scrubbed(root, mode, entries.messages, entry_kit.put(entries, 1, *messages))
+            yield Scrubbed(root, mode, entries.messages, partial(entry_kit.put, entries, 1))
 
 
 @pytest.fixture(params=["classic", "dledger"])
@@ -260,7 +267,49 @@ def test_what_keeps_the_log_from_being_cut_is_tried_again_each_minute(log: Scrub
             scrubber.note_blocked(log.places[100])
             scrubber.look_at_reads()
         assert len(asked) == tries
-        scrubber._blocked_ms -= BLOCKED_MS
+        scrubber._blocked_ms[log.places[100]] -= BLOCKED_MS
+
+
+@pytest.mark.parametrize("what", ["magic", "size"])
+def test_where_replay_stops_is_looked_at_and_repaired_and_replay_goes_on(
+    log: Scrubbed, what: str
+) -> None:
+    number = {"magic": COUNT + 10, "size": COUNT + 19}[what]
+    # The magic, or a size that leads beyond the log's end, as of a record that is incomplete yet.
+    at = 4 if what == "magic" else -42 if log.lead else 2
+    found: list[int] = []
+
+    def mend(_walk: LogWalk, damage: Damage, _times_cut: int) -> Mended:
+        found.append(damage.start)
+        if len(found) == 1:
+            return Mended(damage, None, ("node 2: it does not answer",))
+        log.flip(number, at, 0x10)
+        return Mended(damage, "node 2", written=True)
+
+    store, scrubber = log.store, log.make(mend=mend)
+    asked = threading.Event()
+
+    def note(offset: int) -> None:
+        scrubber.note_blocked(offset)
+        asked.set()
+
+    store.hooks.on_blocked_replay = note
+    with store.replay.paused():  # a long one, as after the queues were lost
+        log.places += log.put(*(kit.message(COUNT + more) for more in range(20)))
+        log.flip(number, at, 0x10)
+        end = store.flush()
+        store.set_limits(confirmed=end, readable=end)
+    assert asked.wait(60)
+    assert store.replay_problem is not None and store.dispatched_offset < end
+    scrubber.look_at_reads()
+    begin = log.places[number] - log.lead
+    (one,) = scrubber.status()["damages"]
+    assert (one["offset"], one["not_repaired"]) == (begin, "node 2: it does not answer")
+    assert log.store.log.fenced
+    scrubber.scrub()
+    assert found == [begin, begin]
+    assert store.wait_dispatched(end, 60) and log.pull(0).count == COUNT + 20
+    assert scrubber.problems() == [] and store.replay_problem is None
 
 
 def test_what_is_written_and_reads_back_damaged_is_tried_once_in_a_pass(log: Scrubbed) -> None:

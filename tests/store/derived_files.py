@@ -54,6 +54,7 @@ class Derived:
         slots: int = SLOTS,
         entries: int = ENTRIES,
         on_dispatched: Callable[[int], None] = lambda _offset: None,
+        on_damage: Callable[[int], None] = lambda _offset: None,
     ) -> "Derived":
         """Compose the parts and load them."""
         queues = ConsumeQueueTable(fs, str(root), units_per_file=units)
@@ -76,6 +77,7 @@ class Derived:
                 state=state,
                 on_failure=raise_failure,
                 on_dispatched=on_dispatched,
+                on_damage=on_damage,
             ),  # fmt: skip
         )
         derived.build.load()

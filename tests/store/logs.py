@@ -21,6 +21,7 @@ class MemoryLog:
         self.data = bytearray(start - self.base)
         self.min_offset = start
         self.max_offset = start
+        self.record_end = 0  # not known
 
     @classmethod
     def of(cls, store: Path, end: int) -> "MemoryLog":

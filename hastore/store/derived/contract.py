@@ -283,6 +283,11 @@ class ReplayableLog(Protocol):
         ...
 
     @property
+    def record_end(self) -> int:
+        """Return the end of the last record known to be whole; at most `max_offset`."""
+        ...
+
+    @property
     def file_size(self) -> int:
         """Return the size of each commit log file in bytes."""
         ...

@@ -3,8 +3,10 @@
 import errno
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -550,6 +552,34 @@ def test_garbage_stops_replay_with_a_reason(tmp_path: Path) -> None:
     log.cut(end)
     derived.build.truncate(end)
     fill(log, 5, queues=(7,))
+    assert derived.build.wait_dispatched(log.max_offset, 60)
+    derived.build.stop()
+
+
+def test_an_unreadable_sector_is_told_until_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_service, "_RETRY_S", 0.01)
+    log = MemoryLog()
+    bad = fill(log, 100)[50].physical_offset
+    view, is_bad, told = log.view, True, threading.Semaphore(0)
+
+    def read(offset: int, size: int) -> AbstractContextManager[memoryview]:
+        if is_bad and offset <= bad < offset + size:
+            raise OSError(errno.EIO, "Input/output error")
+        return view(offset, size)
+
+    def note(offset: int) -> None:
+        assert bad <= offset < log.max_offset
+        told.release()
+
+    monkeypatch.setattr(log, "view", read)
+    derived = Derived.over(tmp_path / "a", log, on_damage=note)
+    derived.build.start()
+    for _ in range(3):
+        assert told.acquire(timeout=60)
+    assert "Input/output error" in (derived.build.blocked_reason or "")
+    is_bad = False
     assert derived.build.wait_dispatched(log.max_offset, 60)
     derived.build.stop()
 
