@@ -182,7 +182,8 @@ class StreamDriver:
             return ends
         shared = share(admission.max_offsets, firsts, stops)
         moved = {key: stop for key, stop in shared.items() if stop != stops[key]}
-        return {**ends, **self._head.locate(moved, firsts)}
+        # Only of the queues that are asked for: the group of another may have left the cluster.
+        return {**ends, **self._head.locate(moved, {key: firsts[key] for key in moved})}
 
     def _begins_late(self) -> bool:
         """Return whether the start depends on the moment at which the query began.

@@ -93,9 +93,10 @@ def test_a_task_waits_for_zookeeper_as_for_nodes(found, monkeypatch):
     assert waits == [7.0, 300.0]
 
 
+@pytest.mark.parametrize("limit", [{}, {"maxOffsetsPerTrigger": "1"}])
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_group_that_has_left_the_cluster_ends_a_stream_or_is_gone_on_without(
-    found, monkeypatch, fails
+    found, monkeypatch, fails, limit
 ):
     def located(_self, ends, _lows):
         return {key: QueuePlace(end, Stored(1, end)) for key, end in ends.items()}
@@ -109,7 +110,7 @@ def test_a_group_that_has_left_the_cluster_ends_a_stream_or_is_gone_on_without(
     options = parse_stream_options(
         {
             "hastore.bootstrap.servers": str(CLUSTER), "subscribe": "t",
-            "startingOffsets": "earliest", "failOnDataLoss": str(fails),
+            "startingOffsets": "earliest", "failOnDataLoss": str(fails), **limit,
         }
     )  # fmt: skip
     stayed, left = (TopicPartition("t", partition_of(group, 0)) for group in ("g0", "g1"))
@@ -120,9 +121,12 @@ def test_a_group_that_has_left_the_cluster_ends_a_stream_or_is_gone_on_without(
                 driver.latest_offset(start, limited=True)
             return
         end = driver.latest_offset(start, limited=True)
-        assert {key: place.next for key, place in end.places.items()} == {stayed: 5, left: 4}
+        to = 4 if limit else 5
+        assert {key: place.next for key, place in end.places.items()} == {stayed: to, left: 4}
         pieces = driver.tasks(start, end)
-        assert [(one.partition, one.start, one.end) for one in pieces] == [(stayed.partition, 3, 5)]
+        assert [(one.partition, one.start, one.end) for one in pieces] == [
+            (stayed.partition, 3, to)
+        ]
         found.admit()  # it is back: each message is read once
         driver._ends.look(now=True)
         again = driver.latest_offset(StreamOffset(end.places), limited=True)
