@@ -268,6 +268,12 @@ class FakeStore:
     def queues_of(self, topic: str) -> dict[int, tuple[int, int]]:
         return self.topics().get(topic, {})
 
+    def emptied_of(self, topic: str) -> dict[int, tuple[int, int]]:
+        return {}
+
+    def ended(self, topic: str, log_start: int) -> dict[int, int]:
+        return {}
+
     def _records(self) -> list[Record]:
         at, found = 0, []
         while at < len(self.log):

@@ -584,6 +584,9 @@ class Topics(_Message, frozen=True, tag="topics."):
     rid: int
     topics: dict[str, dict[int, tuple[int, int]]]
     default_queues: int = 4
+    # Of topics that were deleted and made again: the queue offsets at which the last deletion ended
+    # their queues, as far as the node knows them.
+    ended: dict[str, dict[int, int]] = {}
 
 
 class Configs(_Message, frozen=True, tag="configs."):

@@ -226,14 +226,23 @@ class StreamDriver:
         return start
 
     def _late_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, QueuePlace]:
-        """Return where to begin in new queues whose first messages are gone."""
-        result = {}
-        for key in ends:
-            there = self._ends.ranges.get(key)
-            if key not in starts and there is not None and there.start > 0:
-                self._lose(f"the new queue {key} begins at offset {there.start} instead of 0")
-                result[key] = QueuePlace(there.start)
-        return result
+        """Return where to begin in new queues that do not begin at 0.
+
+        The queues of a topic that was deleted, and is made again, go on where they ended: only what
+        was put since then can be lost.
+        """
+        ranges = self._ends.ranges
+        late = {
+            key: QueuePlace(ranges[key].start)
+            for key in ends
+            if key not in starts and key in ranges and ranges[key].start > 0
+        }
+        ended = self._head.ended(late) if late else {}
+        for key, place in late.items():
+            first = ended.get(key, 0)
+            if place.next > first:
+                self._lose(f"the new queue {key} begins at offset {place.next} instead of {first}")
+        return late
 
     def _caught_up(self, ends: Places) -> dict[TopicPartition, PlaceVerdict]:
         """Return how the ends relate to the log; waits for a store that is behind them.

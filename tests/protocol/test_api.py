@@ -42,6 +42,7 @@ REPLIES = [
     api.Map(7, api.MapInfo(1, "SLAVE", 5, False, nodes={1: "tcp://h:1"}, reason="a slave")),
     api.NodeStatus(8, {"node": 1, "slaves": [{"lag_bytes": 0}]}),
     api.Topics(9, {"t": {0: (0, 5)}}),
+    api.Topics(9, {"t": {0: (3, 5), 1: (2, 2)}}, 4, {"t": {0: 3, 1: 2}}),
     api.Positions(11, {0: api.Position(3)}),
     api.ProducerKnown(12, 65537, 99, 3),
     api.Failed(12, "BUSY", "later"),

@@ -227,7 +227,8 @@ class Access:
             shown = [one for one in reply.topics if every or _may_see(identity, one.name)]
             return api.Configs(reply.rid, shown)
         found = {name: queues for name, queues in reply.topics.items() if _may_see(identity, name)}
-        return api.Topics(reply.rid, found, reply.default_queues)
+        ended = {name: ends for name, ends in reply.ended.items() if name in found}
+        return api.Topics(reply.rid, found, reply.default_queues, ended)
 
     # -- revocation
 

@@ -171,6 +171,14 @@ class QueueRanges(Protocol):
         """Return the range of each queue of one topic; empty without such a topic."""
         ...
 
+    def emptied_of(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return the queues that `queues_of` leaves out: a deletion hides all their records."""
+        ...
+
+    def ended(self, topic: str, log_start: int) -> dict[int, int]:
+        """Return at which queue offsets the last deletion of a topic ended its queues."""
+        ...
+
 
 class ApiTopics(Protocol):
     """A store's TopicTable, as the API uses it."""

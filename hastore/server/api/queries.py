@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from hastore.clock import Clock
@@ -80,15 +80,36 @@ def answer_at_once(backend: ApiBackend, request: Reading) -> Reply:
 
 def _topics(backend: ApiBackend, request: AskTopics) -> Reply:
     """Return the queues of one topic."""
-    queues, table, name = backend.store.queues, backend.store.topic_table, request.topic
+    table, name = backend.store.topic_table, request.topic
     assert name is not None, "QueryService lists all topics"
-    one, config = queues.queues_of(name), table.recorded(name)
+    one, config = _shown(backend, name), table.recorded(name)
     topics = {name: one} if one else {}
     count = backend.master_map().default_queues
     if config is not None:  # which says what queues there are
         topics[name] = _ranges(backend, config)
         count = len(topics[name])
-    return Topics(request.rid, topics, count)
+    return Topics(request.rid, topics, count, _ended(backend, topics))
+
+
+def _shown(backend: ApiBackend, name: str) -> dict[int, tuple[int, int]]:
+    """Return the range of each queue of a topic that nobody configured.
+
+    Of a topic that was deleted and made again also those without a message: they go on where they
+    ended, and a reader that begins now must not take the first message there for a later one.
+    """
+    queues, table = backend.store.queues, backend.store.topic_table
+    one, emptied = queues.queues_of(name), queues.emptied_of(name)
+    config = table.find(name) if one and emptied else None
+    count = 0 if config is None else config.read_queues
+    found = one | {queue: limits for queue, limits in emptied.items() if queue < count}
+    return {queue: found[queue] for queue in sorted(found)}
+
+
+def _ended(backend: ApiBackend, topics: Iterable[str]) -> dict[str, dict[int, int]]:
+    """Return where the last deletion of each of these topics ended its queues."""
+    store = backend.store
+    found = ((name, store.queues.ended(name, store.min_offset)) for name in topics)
+    return {name: ended for name, ended in found if ended}
 
 
 def _ranges(backend: ApiBackend, config: TopicConfig) -> dict[int, tuple[int, int]]:
@@ -259,13 +280,19 @@ class QueryService(AnsweringService):
         """List the queues of all topics."""
         backend = self._backend
         topics = backend.store.queues.topics()
+        ended: dict[str, dict[int, int]] = {}
         count = sum(map(len, topics.values()))
         for number, config in enumerate(backend.store.topic_table.all()):
-            if backend.store.topic_table.recorded(config.name) is not None:
-                count += config.read_queues - len(topics.get(config.name, ()))
+            name = config.name
+            if backend.store.topic_table.recorded(name) is not None:
+                count += config.read_queues - len(topics.get(name, ()))
                 if count > LISTED_QUEUES_MAX:
                     break
-                topics[config.name] = _ranges(backend, config)
+                topics[name] = _ranges(backend, config)
+            elif name in topics and backend.store.queues.emptied_of(name):
+                topics[name] = _shown(backend, name) or topics[name]
+            if name in topics:
+                ended |= _ended(backend, (name,))
             if number % _NAMES_OF_A_STEP == 0:
                 yield None
         if count > LISTED_QUEUES_MAX:
@@ -275,7 +302,7 @@ class QueryService(AnsweringService):
             )
             yield Failed(request.rid, UsageError.__name__, reason), None
             return
-        yield Topics(request.rid, topics, backend.master_map().default_queues), None
+        yield Topics(request.rid, topics, backend.master_map().default_queues, ended), None
 
     def all_configs(self, request: AskConfigs) -> Iterator[Answer | None]:
         """List the configurations of all topics."""

@@ -65,6 +65,14 @@ class Backend(Listing, Protocol):
         """
         ...
 
+    def ended(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return at which offset the last deletion of its topic ended each of these queues.
+
+        Messages below that offset are no loss to who finds the queue later. Left out are queues of
+        topics that were not deleted, and those of which it is not known any more.
+        """
+        ...
+
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, OffsetRange]:
@@ -124,6 +132,15 @@ class Head(Protocol):
         """Return the queues, of these topics or of all, with their ranges at this moment.
 
         A range from nodes may end beyond the readable offset; `locate` finds the readable end.
+        """
+        ...
+
+    def ended(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return at which offset the last deletion of its topic ended each of these queues.
+
+        Messages below that offset are no loss to who finds the queue later. Left out are queues of
+        topics that were not deleted, and those of which it is not known any more. Nodes tell as of
+        the last call of `available`.
         """
         ...
 

@@ -164,6 +164,11 @@ class _OfGroups:
         """Return None: each node enforces its own readable offset."""
         return None
 
+    def ended(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return at which offset the last deletion of its topic ended each of these queues."""
+        groups = self._known.split(dict.fromkeys(keys))
+        return _joined((number, part.ended(own)) for number, part, own in groups)
+
     def check_right(self, topic: str) -> None:
         """Raise ForbiddenError if no group lets the client read the topic."""
         self._known.check_right(topic)

@@ -153,6 +153,15 @@ class ServerBackend:
         finally:
             head.close()
 
+    def ended(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return at which offset the last deletion of its topic ended each of these queues."""
+        head = self._head()
+        try:
+            head.available({key.topic for key in keys})
+            return head.ended(keys)
+        finally:
+            head.close()
+
     def check_right(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic."""
         head = self._head()
@@ -363,6 +372,7 @@ class ServerHead:
         self._node: str | None = None  # the address that answers
         self._surveyed_ms = float("-inf")
         self._token: tuple[str, int] | None = None
+        self._ended: dict[TopicPartition, int] = {}  # as of the last `available`
 
     def close(self) -> None:
         """Close the connections."""
@@ -382,20 +392,33 @@ class ServerHead:
             info = expect(api.Map, self._ask(api.AskMap)[0]).map
         self._token = (self._node or "", info.epoch)
         if topics is None or len(topics) > _BY_NAME_MAX:
-            asked = [expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid))[0]).topics]
+            asked = [self._topics(None)]
         else:
-            asked = [self._one_topic(topic) for topic in topics]
+            asked = [self._topics(topic) for topic in topics]
+        self._ended = {
+            TopicPartition(topic, queue_id): end
+            for part in asked
+            for topic, ends in part.ended.items()
+            for queue_id, end in ends.items()
+        }
         return {
             TopicPartition(topic, queue_id): OffsetRange(*bounds)
             for part in asked
-            for topic, queues in part.items()
+            for topic, queues in part.topics.items()
             if topics is None or topic in topics
             for queue_id, bounds in queues.items()
         }
 
+    def ended(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return at which offset the last deletion of its topic ended each of these queues.
+
+        A node of an earlier version does not say.
+        """
+        return {key: self._ended[key] for key in keys if key in self._ended}
+
     def check_right(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic."""
-        self._one_topic(topic)
+        self._topics(topic)
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
@@ -420,8 +443,8 @@ class ServerHead:
         """Return whether the record before each place is still in the log."""
         return {key: self._check(key, place) for key, place in places.items()}
 
-    def _one_topic(self, topic: str) -> dict[str, dict[int, tuple[int, int]]]:
-        return expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid, topic))[0]).topics
+    def _topics(self, topic: str | None) -> api.Topics:
+        return expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid, topic))[0])
 
     def _locate(self, key: TopicPartition, end: int, low: int) -> QueuePlace | None:
         if end <= low:

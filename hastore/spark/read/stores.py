@@ -61,6 +61,11 @@ class _Folder:
             for queue_id, bounds in queues.items()
         }
 
+    def ended(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return at which offset the last deletion of its topic ended each of these queues."""
+        found = {key: self._reader.ended(*key) for key in keys}
+        return {key: end for key, end in found.items() if end is not None}
+
     def check_right(self, topic: str) -> None:
         """Do nothing: whoever may read the files may read all topics."""
 

@@ -126,6 +126,15 @@ class BatchConsumeQueue:
         """Let the queue begin with the first batch at or beyond `offset` of the log."""
         self._settle(offset)
 
+    def ended_before(self, offset: int) -> tuple[int, bool]:
+        """Return what `ConsumeQueue.ended_before` does."""
+        number = self.files.first_at(offset)
+        last, first = self._unit(number - 1), self._unit(number)
+        if last is not None:
+            return last[4] + last[5], True
+        end = self.max_queue_offset if first is None else first[4]
+        return end, not end
+
     def last_place(self) -> int | None:
         """Return the physical offset of the last batch; None without one."""
         return None if self._last_offset < 0 else self._last_offset
@@ -220,6 +229,15 @@ class ConsumeQueue:
             at = at + passed if passed else next((s for s in self.files.starts if s > at), end)
             count = max(max_units, _BLANKS_AT_ONCE)
         return []
+
+    def ended_before(self, offset: int) -> tuple[int, bool]:
+        """Return the queue offset of the first record at or beyond `offset` of the log, or the end.
+
+        And whether the queue has the record before it: else others may have been between the two.
+        """
+        first = self.files.first_at(offset)
+        _, size = self.files.place(first - 1) if first else (0, 0)
+        return first, not first or size not in (0, BLANK_UNIT_SIZE)
 
     def last_place(self) -> int | None:
         """Return the physical offset of the last unit's record; None if it is a blank."""
@@ -561,6 +579,8 @@ class ConsumeQueueTable:
         self._ids: dict[str, set[int]] = {}  # of each topic: the queues in one of the two
         # Where the records of a topic begin to show. Any thread reads it, and some change it.
         self._begins: dict[str, int] = {}
+        # What `ended_before` says of the queues of these topics, the later of both kinds.
+        self._ended: dict[str, dict[int, tuple[int, bool]]] = {}
         self._hidden_end = 0  # no record at or beyond this offset of the log is hidden
         self._min_offset = 0  # of the log, at the last removal of files
         self._refused: set[str] = set()
@@ -626,12 +646,21 @@ class ConsumeQueueTable:
 
         A queue of which all records are hidden is left out.
         """
-        ranges = ((queue_id, self.queue_range(topic, queue_id))
-                  for queue_id in sorted(self._ids.get(topic, ())))  # fmt: skip
-        found = {queue_id: limits for queue_id, limits in ranges if limits is not None}
+        found = self._ranges_of(topic)
         if topic in self._begins:
             return {queue_id: one for queue_id, one in found.items() if one[0] < one[1]}
         return found
+
+    def emptied_of(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return the queues that `queues_of` leaves out, which begin and end at one offset."""
+        if topic not in self._begins:
+            return {}
+        return {queue: one for queue, one in self._ranges_of(topic).items() if one[0] >= one[1]}
+
+    def _ranges_of(self, topic: str) -> dict[int, tuple[int, int]]:
+        ranges = ((queue_id, self.queue_range(topic, queue_id))
+                  for queue_id in sorted(self._ids.get(topic, ())))  # fmt: skip
+        return {queue_id: limits for queue_id, limits in ranges if limits is not None}
 
     def next_offsets(self) -> Iterator[QueueNext]:
         """Yield the next queue offset of each queue, also of those whose records are hidden."""
@@ -649,6 +678,7 @@ class ConsumeQueueTable:
         self._hidden_end = max(begins.values(), default=0)
         for topic in {*before, *begins}:
             if before.get(topic) != begins.get(topic):
+                self._ended.pop(topic, None)
                 self._settle_topic(topic)
 
     def hide_before(self, topic: str, begin: int) -> None:
@@ -664,6 +694,16 @@ class ConsumeQueueTable:
         added.
         """
         return self._begins.get(topic, 0)
+
+    def ended(self, topic: str, log_start: int) -> dict[int, int]:
+        """Return at which queue offsets the last deletion of a topic ended its queues.
+
+        `log_start` is where the log begins. Left out are queues of which it is not known any more:
+        retention may have removed later records too.
+        """
+        is_whole = self._begins.get(topic, 0) >= log_start
+        found = dict(self._ended.get(topic, ()))
+        return {queue: end for queue, (end, known) in found.items() if known or is_whole}
 
     def has(self, topic: str) -> bool:
         """Whether a topic has queues, perhaps without records that show."""
@@ -693,6 +733,12 @@ class ConsumeQueueTable:
             queue.min_queue_offset = queue.files.first_at(begin)
         if batches is not None:
             batches.show_from(begin)
+        deleted = self._begins.get(topic)
+        if deleted is not None:
+            both = [one.ended_before(deleted) for one in (queue, batches) if one is not None]
+            if both:
+                end, known = max(both)[0], all(known for _, known in both)
+                self._ended.setdefault(topic, {})[queue_id] = end, known
 
     def _shown_from(self, topic: str) -> int:
         """Return the offset of the log below which a topic's records are gone or hidden."""
@@ -988,6 +1034,7 @@ class ConsumeQueueTable:
         self._batch_queues.clear()
         self._ids.clear()
         self._begins, self._hidden_end, self._min_offset = {}, 0, 0
+        self._ended.clear()
         self.dispatched_timestamp_ms = self.flushed_timestamp_ms = 0
         self._cache.close()
         self.grown.cuts += 1

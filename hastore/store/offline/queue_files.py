@@ -144,10 +144,15 @@ class QueueFiles:
         if bounds is None or not is_batch:
             return bounds
         first, end = bounds
-        rows = [
-            BATCH_UNIT.unpack(raw) for raw in (queue.read(first, 1), queue.read(end - 1, 1)) if raw
-        ]
-        return (rows[0][4], rows[-1][4] + rows[-1][5]) if rows else (0, 0)
+        raw = queue.read(end - 1, 1)
+        if not raw:
+            return 0, 0
+        *_, base, count, _, _ = BATCH_UNIT.unpack(raw)
+        if first < end:
+            low = BATCH_UNIT.unpack(queue.read(first, 1) or raw)[4]
+        else:
+            low = base + count  # no batch of the queue is in the range
+        return low, base + count
 
     def units(
         self,

@@ -248,23 +248,40 @@ class StoreReader:
     def topics(self, names: Collection[str] | None = None) -> dict[str, dict[int, tuple[int, int]]]:
         """Return (min, max) queue offsets of each queue, up to the limit, of these topics or all.
 
-        Names without a topic are left out, and so are queues of which a deletion of their topic
-        hides all records.
+        Names without a topic are left out, and so are topics of which a deletion hides all records.
+        A queue of which it hides all begins and ends at its next queue offset.
         """
         low, limit = self.min_offset, self.limit_offset
         hidden = self._hidden(limit)
         found = self._queues.topics(low, limit, names)
         for topic in hidden.keys() & found.keys():
             queues = {queue: self.queue_range(topic, queue) for queue in found.pop(topic)}
-            shown = {queue: one for queue, one in queues.items() if one and one[0] < one[1]}
-            if shown:
-                found[topic] = shown
+            there = {queue: one for queue, one in queues.items() if one}
+            if any(low < high for low, high in there.values()):
+                found[topic] = there
         return {topic: found[topic] for topic in sorted(found)} if hidden else found
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """Return (min, max) queue offsets up to the limit; None if the queue does not exist."""
         limit = self.limit_offset
         return self._queues.queue_range(topic, queue_id, self._low(topic, limit), limit)
+
+    def ended(self, topic: str, queue_id: int) -> int | None:
+        """Return at which queue offset the last deletion of a topic ended a queue.
+
+        Returns None if there was none, or if that is not known any more: the log begins after the
+        deletion, and the queue lacks what was before it. Retention may have removed later records.
+        """
+        limit = self.limit_offset
+        begin = self._hidden(limit).get(topic, 0)
+        found = self._queues.queue_range(topic, queue_id, begin, limit) if begin else None
+        if found is None:
+            return None
+        end = found[0]
+        is_known = not end or begin >= self.min_offset
+        if is_known or self._queues.units(topic, queue_id, end - 1, end, 0, limit):
+            return end
+        return None
 
     def queue_units(
         self,

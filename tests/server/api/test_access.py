@@ -339,6 +339,21 @@ def test_each_request_needs_its_right(secured: Secured, request_: Any) -> None:
             assert not isinstance(reply, api.Failed), reply
 
 
+def test_the_list_of_topics_names_none_that_an_identity_may_not_use(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = secured.backend.store
+    store.put_encoded([record("money"), record("orders")])
+    monkeypatch.setattr(store, "ended", lambda _topic, _log_start: {0: 0})
+    narrow = secured.identity("narrow", consume='["orders"]')
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        prove(wire, narrow)
+        assert ask(wire, api.AskTopics(1)) == api.Topics(
+            1, {"orders": {0: (0, 1)}}, 4, {"orders": {0: 0}}
+        )
+
+
 def test_positions_need_the_group_where_groups_are_named(secured: Secured) -> None:
     secured.backend.store.put_encoded([record("money")])
     some = secured.identity("some", consume=ALL, groups='["g*"]')

@@ -73,6 +73,17 @@ def test_a_stream_begins_with_all_groups_and_goes_on_beside_one_that_comes_later
         assert head.available() == queues("g0", "g1"), "it is read from its start, once it can be"
 
 
+def test_each_group_tells_where_deletions_ended_its_queues(found, monkeypatch):
+    found.admit()
+    for part, number in ((clusters.ServerBackend, 5), (clusters.ServerHead, 7)):
+        monkeypatch.setattr(part, "ended", lambda _self, keys, n=number: dict.fromkeys(keys, n))
+    keys = queues("g0", "g1").keys()
+    with ClusterBackend(CLUSTER, fail_on_data_loss=True) as backend:
+        assert backend.ended(keys) == dict.fromkeys(keys, 5)
+    with contextlib.closing(ClusterHead(CLUSTER)) as head:
+        assert head.ended(keys) == dict.fromkeys(keys, 7)
+
+
 def test_a_task_waits_for_zookeeper_as_for_nodes(found, monkeypatch):
     """Its query runs: `retryTimeout` bounds the wait, not that of a query that begins."""
     there, waits = found.groups, []

@@ -34,6 +34,7 @@ class FakeLog:
         self.checks = 0
         self.lag = 0  # messages that this replica does not have yet
         self.nodes = False
+        self.deleted = {}  # where the last deletion of its topic ended a queue
 
     # -- what happens to the log
 
@@ -94,6 +95,9 @@ class FakeLog:
 
     def check_right(self, topic):
         pass
+
+    def ended(self, keys):
+        return {key: self.deleted[key] for key in keys if key in self.deleted}
 
     def token(self):
         return None if self.history is None else tuple(self.history)

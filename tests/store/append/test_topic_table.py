@@ -150,7 +150,15 @@ def test_a_deleted_topic_begins_anew_where_its_queues_ended(tmp_path: Path) -> N
         assert store.topic_table.find("orders") == TopicConfig("orders", 1, 1)
         assert store.queues.queue_range("orders", 0) == (10, 11)
         with StoreReader(str(tmp_path)) as reader:
-            assert reader.topics() == store.queues.topics()
+            topics = store.queues.topics()
+            emptied = dict.fromkeys(range(1, 8), (10, 10))
+            assert store.queues.emptied_of("orders") == emptied
+            topics["orders"] |= emptied
+            topics["free"] |= {0: (5, 5)}
+            assert reader.topics() == topics
+            for name, ended in (("orders", dict.fromkeys(range(8), 10)), ("free", {0: 5, 1: 0})):
+                assert store.queues.ended(name, store.min_offset) == ended
+                assert {queue: reader.ended(name, queue) for queue in ended} == ended
             assert [one.queue_offset for one in reader.queue_records("orders", 0)] == [10]
             assert reader.queue_range("orders", 7) == (10, 10)
 
@@ -365,6 +373,16 @@ class Model:
                 found.add(topic)
         return found
 
+    def ended(self) -> dict[str, dict[int, int]]:
+        """Return how many messages each queue of a deleted topic had at the last deletion."""
+        found: dict[str, dict[int, int]] = {}
+        for name in {topic for _, topic, what in self.items if what is None}:
+            own = [what for _, topic, what in self.items if topic == name]
+            last = max(at for at, what in enumerate(own) if what is None)
+            before = [what for what in own[:last] if isinstance(what, int)]
+            found[name] = {queue: before.count(queue) for queue in range(8)}
+        return found
+
     def shown(self, first: int) -> dict[str, dict[int, list[int]]]:
         """Return the offsets of the messages that show, by topic and queue."""
         found: dict[str, dict[int, list[int]]] = {}
@@ -393,6 +411,9 @@ def check(store: MessageStore, model: Model) -> None:
             if topic != TOPICS_TOPIC and units:
                 found.setdefault(topic, {})[queue] = [unit.offset for unit in units]
     assert found == shown
+    for topic, ends in model.ended().items():
+        ended = store.queues.ended(topic, store.min_offset)
+        assert ended == {queue: ends[queue] for queue in ended}
     # Of a topic whose messages are all gone, a node knows the queues if it had them, or was told.
     assert {*wanted, *shown} <= {one.name for one in table.all()} <= {*wanted, *model.used()}
 
@@ -527,6 +548,9 @@ class Walk:
                 end = self.stores[0].max_offset
                 self.stores[0].set_limits(confirmed=end, readable=end)
                 assert filled(reader.topics()) == filled(self.stores[0].queues.topics())
+                for topic, ends in self.model.ended().items():
+                    for queue, end in ends.items():
+                        assert reader.ended(topic, queue) in (end, None)
 
 
 def filled(topics: dict[str, dict[int, tuple[int, int]]]) -> set[tuple[str, int, int, int]]:

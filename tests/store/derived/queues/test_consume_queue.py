@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.fs.filesystem import RealFileSystem
+from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.hashes import java_hash_code
 from hastore.record.layout import FLAG_INNER_BATCH
@@ -19,6 +19,7 @@ from hastore.store.derived.consume_queue import (
     is_directory_name,
 )
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles
+from hastore.store.offline.queue_files import QueueFiles
 from tests.store.derived_files import UNITS, Derived
 from tests.store.logs import START_MS, MemoryLog, fill
 
@@ -168,7 +169,15 @@ def test_inner_batches_have_queues_of_their_own(tmp_path: Path) -> None:
         assert [unit.queue_offset for unit in queues.read("T", 0, 2, 9)] == [0, 3, 4]
         assert [unit.queue_offset for unit in queues.read("T", 0, 13, 9)] == [4]
         assert queues.find_by_time("T", 0, START_MS + 1, lambda offset: None) == 3
-    derived.build.truncate(records[2].physical_offset)
+    begin, end = records[2].physical_offset, log.max_offset
+    for hidden, ended in ((begin, 4), (end, 14)):  # a deletion hides them
+        queues.hide_before("T", hidden)
+        assert queues.ended("T", end + 1) == {0: ended}
+        assert queues.queue_range("T", 0) == (ended, 14)
+        on_disk = QueueFiles(str(tmp_path), REAL)
+        assert on_disk.queue_range("T", 0, hidden, end) == (ended, 14)
+    assert (queues.queues_of("T"), queues.emptied_of("T")) == ({}, {0: (14, 14)})
+    derived.build.truncate(begin)
     assert derived.queues.topics() == {"T": {0: (0, 4)}}
 
 
