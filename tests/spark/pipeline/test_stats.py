@@ -11,6 +11,7 @@ import pytest
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.stats import StatsOptions, by_bucket, grouped, run_stats
 from hastore.pipeline.where import Where
+from tests.spark.read import test_inner_batches as inner
 from tests.spark.stores import write_store
 
 START_MS = 1_795_000_000_000
@@ -136,3 +137,11 @@ def test_times_topics_and_wrong_input(spark, tmp_path):
         run_stats(spark, Where(str(store)), StatsOptions(plots=str(tmp_path / "file")))
     with pytest.raises(UsageError, match="--sample needs --servers"):
         run_stats(spark, Where(str(store)), StatsOptions(sample_s=2))
+
+
+@pytest.mark.full  # as above; that each is a row, tests/spark/read/test_inner_batches.py shows
+def test_each_message_of_an_inner_batch_counts_as_large_as_it_would_be_alone(spark, tmp_path):
+    inner.write(tmp_path, inner.records())
+    (row,) = run_stats(spark, Where(str(tmp_path)), StatsOptions()).topics
+    alone = inner.read(tmp_path, 0, inner.END)
+    assert (row["messages"], row["bytes"]) == (inner.END, sum(one["size"] for one in alone))
