@@ -111,7 +111,10 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def key(self) -> str | None:
-        """The KEYS property."""
+        """The KEYS property; of several the first, which is the message's own.
+
+        Java's `autoBatch` puts those of all messages of a batch behind them.
+        """
         return self._property(b"KEYS")
 
     @property

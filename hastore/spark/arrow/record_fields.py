@@ -349,7 +349,11 @@ class PropertyScan:
         return np.flatnonzero(self._bytes == _VALUE_END)
 
     def values(self, name: bytes, kind: pa.DataType) -> pa.Array:
-        """Return each record's value of the first property `name`; null for a record without it."""
+        """Return each record's value of the first property `name`; null for a record without it.
+
+        The first KEYS are a message's own: Java's `autoBatch` puts those of all messages of a batch
+        behind them.
+        """
         if self._all_begin_with(name):
             starts = self._starts + len(name) + 1
             ends = self._next(self._value_ends, starts, self._ends)

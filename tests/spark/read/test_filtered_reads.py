@@ -18,7 +18,7 @@ from tests.record.sql_expressions import Expressions
 from tests.server.api.test_filtered_pulls import TOPIC, TWINS, Node
 from tests.spark.direct import batches, rows
 from tests.spark.read.test_inner_batches import COUNTS, batch, pack, write
-from tests.store.kit import opened
+from tests.store.kit import message, opened, put
 
 ALL = project(source_schema(include_headers=True, include_metadata=True))
 
@@ -75,6 +75,21 @@ def test_tags_give_what_a_look_at_all_gives(node, tmp_path, monkeypatch, seed):
             wanted = [row for row in found if expression == "*" or row["tags"] in names]
             assert places(rows(tags=expression, **options)) == places(wanted), expression
         assert batches(tags="none", **options) == [], "no batch without rows"
+
+
+def test_a_key_is_a_messages_own_and_sql_finds_it_among_those_of_javas_batch(node, tmp_path):
+    """`autoBatch` puts the keys of all messages behind those of each, and RocketMQ reads these."""
+    alone = [("KEYS", "ab"), ("UNIQ_KEY", "u")]
+    pairs = ([("KEYS", key), ("KEYS", "a b"), ("WAIT", "true")] for key in ("a", "b"))
+    put(node.store, *(message(n, properties=one) for n, one in enumerate((alone, *pairs))))
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    node.show()
+    for options in both(node, tmp_path):
+        options |= {"subscribe": TOPIC}
+        assert [row["key"] for row in rows(**options)] == [b"ab", b"a", b"b"]
+        assert rows(sql="KEYS = 'a'", **options) == []
+        found = rows(sql="KEYS CONTAINS 'a'", **options)
+        assert [row["key"] for row in found if row["key"] == b"a"] == [b"a"]
 
 
 @pytest.mark.parametrize("seed", range(3))
