@@ -92,7 +92,11 @@ def promote(
         present = Role(before["role"])
     again = present is role  # if the node has been given this role already, begin a new epoch
     flipped = present is not None and present.is_master and role.is_master and not again
-    if flags.any or again:
+    # A change between the master roles keeps the epoch, in which changed acks or nodes never count.
+    # To ASYNC_MASTER it must take effect at once: the new epoch would wait for nodes that are dead.
+    renews = flipped and role is Role.SYNC_MASTER
+    due = renews and before is not None and bool(_awaiting_promotion(before))
+    if flags.any or again or due:
         if before is None:
             problem = "only a running node can take flags or begin a new epoch"
             raise HastoreError(f"{node_name(config)} does not answer; {problem}: start it first")
@@ -101,13 +105,29 @@ def promote(
         place.change_once(role, "promote", asdict(flags), before)
     else:
         place.change(role)
-    new_epoch = before is not None and not flipped
+    new_epoch = before is not None and (due or not flipped)
 
     def followed(status: Status) -> bool:
         right = bool(status["writable"]) and status["role"] == role.value
         return right and (not new_epoch or before is None or status["epoch"] > before["epoch"])
 
-    return _wait(target, followed, role, patience_s)
+    status = _wait(target, followed, role, patience_s)
+    left = _awaiting_promotion(status) if flipped and not due else []
+    if left and renews:  # the node had not read its changed file yet when it was asked first
+        return promote(path, role, flags, patience_s, remote=remote)
+    if left:
+        print_note(
+            f"the epoch stays, so {' and '.join(left)} of {place.what} are not in force yet: "
+            f"`hastore promote -c {target.given} --async` again, or without --async, begins a new "
+            "epoch with them"
+        )
+    return status
+
+
+def _awaiting_promotion(status: Status) -> list[str]:
+    """Return the keys of the node's file that count from its next promotion."""
+    pending = status.get("config_pending") or []
+    return [one["key"] for one in pending if one["counts_from"] == "promotion"]
 
 
 def demote(
@@ -311,7 +331,9 @@ def promote_command(
 
     With --remote FILE may be that of any node of the group, or a copy.
 
-    A node that is the master already begins a new epoch. Exit code 1 when the node refuses or is
+    A node that is the master already begins a new epoch; one that only changes between ASYNC_MASTER
+    and SYNC_MASTER keeps its epoch, unless it becomes a SYNC_MASTER, and `acks` or `nodes` of its
+    file wait for a promotion. Exit code 1 when the node refuses or is
     late. The role then stays edited, and a node that waits for other nodes' answers keeps trying.
     """
     began = time.monotonic()

@@ -118,7 +118,7 @@ def _promotion(here: Mapping[int, NodeFile], statuses: Statuses, after: Sequence
     listed = ", ".join(map(str, after))
     return (
         f"put the list {listed} in force: `hastore promote -c {path}`, on the machine of {who}; it"
-        " begins a new epoch, and waits until each of these nodes answers"
+        f" begins a new epoch, and waits until each of these nodes answers{_of_async(statuses)}"
     )
 
 
@@ -134,4 +134,13 @@ def _remote_promotion(
     return (
         f"put the list {listed(after)} in force: `hastore promote -c {path} --node {node} --remote`"
         " for the master; it begins a new epoch, and waits until each of these nodes answers"
+        f"{_of_async(statuses)}"
     )
+
+
+def _of_async(statuses: Statuses) -> str:
+    """Say what the promotion makes of an ASYNC_MASTER; nothing if the master is none."""
+    masters = [one for one in statuses.values() if one.get("writable")]
+    if all(one.get("role") != Role.ASYNC_MASTER.value for one in masters):
+        return ""
+    return ". It makes a SYNC_MASTER of the ASYNC_MASTER; with --async that stays one"

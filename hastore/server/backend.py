@@ -435,6 +435,7 @@ class NodeBackend(BaseBackend):
             unconfirmable = self.can_confirm(False)
             if unconfirmable is not None:
                 found.append(f"synchronous puts are refused: {unconfirmable}")
+        found += self._problems_of_acks()
         found += self._problems_of_membership()
         client = self._roles.client
         if client is not None and client.notice is not None:
@@ -446,6 +447,23 @@ class NodeBackend(BaseBackend):
         if self._roles.new_epoch_problem is not None:
             found.append(self._roles.new_epoch_problem)
         return found
+
+    def _problems_of_acks(self) -> list[str]:
+        """Say that a SYNC_MASTER waits for no slave: its epoch began when the group had none."""
+        history = self._member.state.data.history
+        counts_classics = self._member.config.ha.count_classic_peers  # they confirm then
+        is_sync = self._member.open_epoch and self.default_acks_all()
+        if not is_sync or counts_classics or not history:
+            return []
+        others = self._roles.latest_config.nodes.keys() - {self._member.config.node}
+        others |= self._ha.linked_nodes()
+        if history[-1].acks or not others:
+            return []
+        return [
+            f"puts wait for no slave: acks is 0 in epoch {history[-1].epoch}, which began as that "
+            f"of a single node; run `hastore promote -c {self._node.config_path or 'FILE'}`, "
+            "which puts acks and nodes of its file in force"
+        ]
 
     def _problems_of_membership(self) -> list[str]:
         history, node = self._member.state.data.history, self._member.config.node

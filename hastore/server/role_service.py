@@ -296,7 +296,7 @@ class RoleService(Service):
         else:
             self._on_change("demote", "asked", turn)
         if role.is_master and before.is_master:
-            if self.mode is RoleMode.MASTER:
+            if self._member.open_epoch:  # also while a new epoch waits for nodes that do not answer
                 self._ha.set_sync(role is Role.SYNC_MASTER)
                 self._member.role = role.value
                 if role is Role.ASYNC_MASTER:

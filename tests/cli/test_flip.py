@@ -135,6 +135,57 @@ def test_a_change_between_the_master_roles_keeps_the_epoch(group):
     assert (code, answer["epoch"], answer["role"]) == (0, before, "ASYNC_MASTER"), problems
 
 
+@pytest.mark.parametrize("read", [True, False], ids=["the file was read", "not yet"])
+def test_a_sync_master_has_the_changed_nodes_in_force(group, read):
+    """Else a node that began alone goes on with 0 acks, or waits for a slave that is gone."""
+    both = group[1].settings["nodes"]
+    group[1].settings["nodes"] = {1: both[1]}
+    group[1].write(role="ASYNC_MASTER")
+    group[1].start()
+    before = group[1].wait_writable()
+    group[2].start("slave")
+    group[1].write(nodes=both)
+    if read:
+        group[1].wait_status(lambda s: s["config_pending"], "the change is seen")
+    code, answer, problems = flip("promote", group[1])
+    assert code == 0, problems
+    after = group[1].status()
+    assert (answer["role"], after["acks"]) == ("SYNC_MASTER", 1)
+    assert after["epoch"] > before["epoch"]
+    pending = [one["key"] for one in after["config_pending"] if one["counts_from"] == "promotion"]
+    assert pending == [] and not any("puts wait for no slave" in one for one in after["problems"])
+
+
+def test_a_sync_master_that_waits_for_no_slave_says_so(group):
+    """Its epoch began when it was alone; then a person made it a SYNC_MASTER of two nodes."""
+    both = group[1].settings["nodes"]
+    group[1].settings["nodes"] = {1: both[1]}
+    group[1].write(role="ASYNC_MASTER")
+    group[1].start()
+    group[1].settings["nodes"] = both
+    group[1].write(role="SYNC_MASTER")
+    told = group[1].wait_status(lambda s: s["problems"], "the master tells of it")
+    assert told["acks"] == 0 and "puts wait for no slave: acks is 0 in epoch" in told["problems"][0]
+    group[2].start("slave")
+    group[1].wait_in_sync(2)
+    assert f"`hastore promote -c {group[1].path}`" in group[1].status()["problems"][0]
+    assert flip("promote", group[1])[0] == 0
+    assert (group[1].status()["acks"], group[1].status()["problems"]) == (1, [])
+
+
+def test_a_master_that_goes_on_alone_says_what_is_not_in_force(group):
+    """The new epoch would wait for node 3, which does not run; the puts must go on now."""
+    group.start()
+    before = group[1].status()
+    nodes = {**group[1].settings["nodes"]}
+    nodes[3] = {"api": "tcp://127.0.0.1:1", "ha": "127.0.0.1:2", "http": "127.0.0.1:3"}
+    group[1].write(nodes=nodes)
+    group[1].wait_status(lambda s: s["config_pending"], "the change is seen")
+    code, answer, problems = flip("promote", group[1], "--async")
+    assert (code, answer["epoch"]) == (0, before["epoch"]), problems
+    assert "so nodes of the file are not in force yet" in problems
+
+
 def test_a_promotion_without_enough_answers_is_late_and_the_file_stays(tmp_path):
     with Group(tmp_path, 3) as three:
         three.start()

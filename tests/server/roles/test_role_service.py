@@ -322,7 +322,12 @@ def test_a_master_goes_on_until_its_new_epoch_can_begin(tmp_path: pathlib.Path) 
         wait_for(lambda: any(said in each for each in one.backend.problems()))
         assert writable(one) and one.state.data.promised_epoch == epoch and linked(two)
         fill(one, 1)
+        two.stop()
+        order(nodes, 1, Role.ASYNC_MASTER)  # meanwhile it may go on alone
+        fill(one, 1)
+        wait_for(lambda: one.store.readable_offset == one.store.max_offset)
         nodes.start(3, Role.SLAVE)
+        nodes.start(2, Role.SLAVE)
         wait_for(lambda: writable(one) and one.state.history[-1].acks == 2)
         assert not any("no new epoch" in each for each in one.backend.problems())
     finally:
