@@ -36,6 +36,8 @@ NEAR_BYTES = 4 * 1024 * 1024  # what the wanted node may lack when its promotion
 class ClassicFlip(Flip):
     """One planned flip in mode classic; `run` returns the new master's status."""
 
+    _epoch = 0  # that of node `to` as the master; before that, the greatest that was seen
+
     def run(self, *, only_check: bool) -> Status:
         """Do the steps; raises HastoreError or UsageError, which say what the state is."""
         group, to = self._group, self._to
@@ -49,8 +51,12 @@ class ClassicFlip(Flip):
         if only_check:
             self._tell_plan(before, others)
             return target
+        self._epoch = max(int(one["epoch"]) for one in before.values())
         for number in others:
             self._call_off(number)
+        if others:  # one may have opened its epoch in that moment
+            before = group.look()
+            self.master = self._find_master(before)
         if self.master == to:
             self._is_asked = True
             self._say("found", f"node {to} is the {target['role']} already")
@@ -59,6 +65,8 @@ class ClassicFlip(Flip):
         try:
             if self.master != to:
                 self._promote(place, before)
+            else:
+                self._epoch = int(before[to]["epoch"])
             for number in sorted(before):
                 if number != to:
                     self._demote(number)
@@ -152,6 +160,10 @@ class ClassicFlip(Flip):
 
     def _call_off(self, number: int) -> None:
         """End the promotion of another node, which an earlier flip has left."""
+        self._refuse_overruled(number)
+        status = self._group.ask(number)
+        if status is not None and status["role_state"] != "promoting":
+            return
         self._group.needed_place(number).change(Role.SLAVE)
         self._wait(
             lambda: (one := self._group.ask(number)) is None or one["role_state"] != "promoting",
@@ -167,6 +179,9 @@ class ClassicFlip(Flip):
         def near() -> bool:
             nonlocal told
             status = self._group.ask(master)
+            superseded = self._superseded(status, master)
+            if superseded is not None:
+                raise PromotionRefused(f"{superseded}; {NOTHING}")
             last[0] = None if status is None else slave_of(status, self._to)
             slave = last[0]
             if slave is not None and slave["in_sync"] and slave["lag_bytes"] <= NEAR_BYTES:
@@ -218,6 +233,7 @@ class ClassicFlip(Flip):
                 reason[0] = "it does not answer"
                 return False
             if now["role_state"] == "master" and now["epoch"] > epoch and now["writable"]:
+                self._epoch = int(now["epoch"])
                 text = f"node {self._to} is the {now['role']} of epoch {now['epoch']}"
                 self._say("promoted", f"{text}, after {time.monotonic() - began:.1f} s")
                 return True
@@ -243,7 +259,11 @@ class ClassicFlip(Flip):
     def _failed(self, place: RolePlace, reason: str) -> NoReturn:
         """Call the flip off if the old master still takes puts; raise, with the state."""
         text = f"node {self._to} has not become the master: {reason}"
-        old = self.master
+        old, now = self.master, self._group.ask(self._to)
+        if now is not None and now["role_state"] == "following":
+            other = now.get("master")
+            if other not in (None, old):
+                raise PromotionRefused(f"{text}; {_overruled_text(other)}")
         if old is not None and self._is_master(old):
             try:
                 place.change(Role.SLAVE)
@@ -296,7 +316,10 @@ class ClassicFlip(Flip):
             role = place.role()
             if role is None or not role.is_master:
                 return
+            self._refuse_overruled(number)
             place.change(Role.SLAVE)
+        except PromotionRefused:
+            raise
         except HastoreError as failure:
             if not self._group.remote:
                 raise
@@ -311,6 +334,27 @@ class ClassicFlip(Flip):
 
         self._wait(settled, lambda: self._after(f"node {number} has not read its changed role"))
         self._say("demoted", f"node {number} is a slave, also in {place.what}")
+
+    def _refuse_overruled(self, number: int) -> None:
+        """Raise PromotionRefused if this node has become the master since, or is about to.
+
+        To make it a slave then would leave the group without a master.
+        """
+        one = self._group.ask(number)
+        if one is None:
+            return
+        opens = one["role_state"] == "promoting" and one.get("promised_epoch", 0) > self._epoch
+        if opens or one["role_state"] == "master" and int(one["epoch"]) > self._epoch:
+            raise PromotionRefused(_overruled_text(number))
+
+    def _superseded(self, status: Status | None, number: int) -> str | None:
+        """Return who is the master in place of this node, whose `status` it is; None: it is."""
+        if status is None or status["role_state"] != "following":
+            return None
+        other = status.get("master")
+        if other is not None:
+            return _overruled_text(other)
+        return f"node {number} is not the master any more: {status['reason']}; see `hastore status`"
 
     def _expected(self, before: Mapping[int, Status]) -> list[int]:
         """Return the nodes that must follow in the end: the old master, and those that did."""
@@ -328,6 +372,9 @@ class ClassicFlip(Flip):
             status = self._group.ask(self._to)
             if status is None:
                 return False
+            superseded = self._superseded(status, self._to)
+            if superseded is not None:
+                raise PromotionRefused(superseded)
             last[0] = status
             near = {one["node"] for one in status["slaves"] if one["in_sync"]}
             return bool(status["takes_default"]) and near.issuperset(others)
@@ -359,8 +406,13 @@ class ClassicFlip(Flip):
                 ))  # fmt: skip
 
     def _after(self, problem: str) -> str:
+        status = self._group.ask(self._to)
+        superseded = self._superseded(status, self._to)
+        if superseded is not None:
+            return superseded
+        is_master = "is the master" if status is not None else "was made the master"
         return (
-            f"node {self._to} is the master, but {problem}; run {self._again} again, or see "
+            f"node {self._to} {is_master}, but {problem}; run {self._again} again, or see "
             "`hastore status`"
         )
 
@@ -387,3 +439,7 @@ def _most_advanced(seen: Mapping[int, Status], to: int) -> int | None:
     best = max(seen, key=lambda number: (seen[number]["epoch"], seen[number]["max_offset"]))
     ahead = (seen[best]["epoch"], seen[best]["max_offset"])
     return best if ahead > (seen[to]["epoch"], seen[to]["max_offset"]) else None
+
+
+def _overruled_text(number: int) -> str:
+    return f"another operator has made node {number} the master; see `hastore status`"

@@ -129,6 +129,12 @@ class FakeGroup:
         self.epoch = ((self.epoch >> 16) + 1) << 16 | node.number
         node.state, node.reason = "master", None
 
+    def promote(self, number: int) -> None:
+        """Let another operator make a node the master."""
+        path = self[number].path
+        path.write_text(path.read_text().replace("role: SLAVE", "role: SYNC_MASTER"))
+        self._turn(self[number])
+
     def _answers(self, asks: int, number: int) -> bool:
         return self.nodes[number].alive and frozenset({asks, number}) not in self.apart
 
@@ -156,8 +162,9 @@ class FakeGroup:
         hidden = node.number in self.hidden
         return {
             "node": node.number, "cluster": "c", "group": "g", "mode": "classic", "role": role,
-            "epoch": self.epoch, "role_state": node.state, "writable": master,
-            "takes_default": master and bool(slaves), "default_refused": None, "slaves": slaves,
+            "master": self.master, "epoch": self.epoch, "role_state": node.state,
+            "writable": master, "takes_default": master and bool(slaves), "default_refused": None,
+            "slaves": slaves,
             "reason": reason, "problems": problems, "unclean": node.unclean, "cuts": node.cuts,
             "classic_master": None, "max_offset": node.end, "dispatched_offset": node.end,
             "config": f"/elsewhere/node{node.number}.yaml" if hidden else str(node.path),

@@ -285,6 +285,37 @@ def test_the_old_masters_number_undoes_an_interrupted_flip(interrupted):
     assert (interrupted.master, roles(interrupted)) == (1, ["SYNC_MASTER", "SLAVE"])
 
 
+@pytest.mark.parametrize("at", range(1, 19))
+@pytest.mark.parametrize("other", [2, 3], ids=["the same node", "another node"])
+def test_another_operators_master_stays_the_master(make, at, other):
+    """At any question of the flip, another one takes place: the group is left with a master."""
+    fakes = make(3)
+    fakes[1].end = 1_500
+
+    def promoted(number):
+        if fakes.asked == at and fakes[other].role == "SLAVE":
+            fakes.promote(other)
+
+    fakes.on_ask = promoted
+    code, _, problems = flip(fakes, 2, timeout="5")
+    assert fakes.master in (2, other) and fakes.asked < 40, "it waits for nothing in vain"
+    assert code == 0 or f"another operator has made node {other} the master" in problems
+
+
+def test_a_promotion_that_succeeds_as_it_is_called_off_leaves_a_master(make):
+    fakes = make(3)
+    fakes[3].refusal = "replaying the log"
+    fakes.promote(3)
+
+    def slave(number):
+        if fakes[3].role == "SLAVE":  # it had just opened its epoch
+            fakes[1].state = "following"
+
+    fakes.on_ask = slave
+    code, _, problems = flip(fakes, 2, timeout="5")
+    assert (code, fakes.master) == (0, 2), problems
+
+
 @pytest.mark.parametrize("at", range(1, 25))
 def test_it_may_be_killed_anywhere_and_run_again(make, at):
     """After any number of questions: the group has a master then, and the files agree."""
