@@ -660,7 +660,7 @@ class MembersListed(_Message, frozen=True, tag="members."):
     """The answer to AskMembers: the members as the node knows them, at most MAX_MEMBERS_LISTED.
 
     `owners`: who has the locks of queues, by topic and queue, at most MAX_OWNERS_LISTED. None if
-    the node is not the master, or does not know the locks of its epoch yet. A consumer of
+    the node is not the master, or cannot learn the locks of its epoch now. A consumer of
     RocketMQ's that does not read in order has no locks. `cut`: there are more of either.
     """
 

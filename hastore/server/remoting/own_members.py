@@ -125,7 +125,7 @@ class OwnMembers:
             elif isinstance(request, api.Leave):
                 self._leave(connection, request)
             elif isinstance(request, api.AskMembers):
-                self._list_members(connection, request, now_ms)
+                self._ask_members(connection, request, now_ms)
             elif isinstance(request, api.Commit):
                 self._commit(connection, request, now_ms, commit)
             else:
@@ -225,6 +225,21 @@ class OwnMembers:
             self._groups.members.leave(connection, request.member, None, request.group)
             self._groups.tell_changes()
         self._parts.replies.send(connection, api.Left(request.rid))
+
+    def _ask_members(self, connection: Connection, request: api.AskMembers, now_ms: float) -> None:
+        """Answer who is there; the master learns the locks of its epoch first, as for a commit.
+
+        Only with them it says that it is the master, and whoever asks may rely on its list.
+        """
+        if self._parts.backend.writable_reason() is not None or self._knows_locks:
+            self._list_members(connection, request, now_ms)
+            return
+
+        def then(_answer: Frame) -> None:  # without the locks the members are told all the same
+            self._list_members(connection, request, self._parts.clock.monotonic_ms())
+
+        group = request.group  # stands for a member, too: no queue is asked for
+        self._ask_locks(connection, Code.LOCK_BATCH_MQ, group, group, [], now_ms, then)
 
     def _list_members(self, connection: Connection, request: api.AskMembers, now_ms: float) -> None:
         most = api.MAX_MEMBERS_LISTED

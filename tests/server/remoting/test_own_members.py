@@ -286,7 +286,7 @@ def test_an_operator_is_told_who_is_there_and_who_has_which_lock(
         return operator.ask(lambda rid: api.AskMembers(rid, group))
 
     operator, one = node.own("operator"), node.own("one")
-    assert asked() == api.MembersListed(1, [], None), "the locks of this epoch are not known yet"
+    assert asked() == api.MembersListed(1, [], {}), "the locks of this epoch are learned for it"
     other = node.java("java")
     one.join()
     one.lock(0, 2)
