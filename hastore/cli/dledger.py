@@ -367,6 +367,12 @@ def recovery_text(found: "GroupRecovery") -> list[str]:
         f"left behind: node {listed}; their stores {refused} refused for ever, their numbers may"
         " come again with empty stores",
     ]
+    if not found.done:
+        lines.insert(
+            2,
+            "to choose between stores, compare the term first, then the entry: a longer log of an"
+            " older term lacks acknowledged messages",
+        )
     if not found.remembers:
         lines.append(
             "this store had lost its disk or a state file, and was not yet in line: it may lack"

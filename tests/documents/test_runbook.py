@@ -139,6 +139,7 @@ def test_a_majority_of_the_disks_is_lost(shell: Shell) -> None:
         recover = page.says("hastore dledger recover -c FILE")
         asked = shell.run(recover, code=1, FILE=left.config)
         assert "nothing was changed" in asked.stderr and "--unsafe" in asked.stderr
+        assert "compare the term first, then the entry" in asked.stdout
         shell.run(f"{recover} --unsafe", FILE=left.config)
     shell.run("systemctl start hastore@node1")
     shell.run("hastore status --wait 60", code=0)
