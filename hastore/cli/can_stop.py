@@ -92,7 +92,7 @@ def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -
     master = max(masters, key=lambda one: int(one["epoch"]))
     if config.mode is Mode.DLEDGER:
         return _of_follower(number, master)
-    near = [one for one in master["slaves"] if one["in_sync"] and one["node"] != number]
+    near = [one for one in _counted(config, master) if one["node"] != number]
     # A master whose disk is full takes no puts now, and says of none what it waits for.
     if master["default_acks"] == 1 or master.get("role") == Role.ASYNC_MASTER.value:
         left = f"{len(near)} other slaves are in sync" if near else "no other slave is in sync"
@@ -107,6 +107,21 @@ def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -
         f"without node {number}: puts that do not set acks would be refused. Bring another slave "
         "in sync first",
     )
+
+
+def _counted(config: Config, master: Status) -> list[Status]:
+    """Return the slaves in sync for which the master's puts wait: those that its acks count.
+
+    A node counts once its list is in force, and a RocketMQ slave where this group's files say so.
+    """
+    found = [one for one in master["slaves"] if one["in_sync"]]
+    if not config.ha.count_classic_peers:
+        found = [one for one in found if not one.get("classic")]
+    for change in master.get("config_pending") or []:
+        if change["key"] == "nodes":
+            in_force = {*change["in_force"], None}  # a RocketMQ slave has no number
+            found = [one for one in found if one["node"] in in_force]
+    return found
 
 
 def _is_master(status: Status) -> bool:

@@ -3,6 +3,7 @@
 import json
 import socket
 
+import msgspec
 import pytest
 
 from hastore.cli import can_stop
@@ -140,6 +141,26 @@ def test_a_full_master_is_the_master(configs):
     assert may is False and "has 0 without node 2" in why, "it is the one to flip to"
     may, why = verdict(configs[2], slave(2, 1), {1: master(1, 2, role="ASYNC_MASTER", **full)})
     assert may is True and "waits for no slave" in why
+
+
+def test_a_slave_counts_once_its_list_is_in_force(configs):
+    """`hastore node add` has changed the files, and the master was not promoted yet."""
+    pending = [{"key": "nodes", "in_force": [1, 2], "in_file": [1, 2, 3],
+                "counts_from": "promotion"}]  # fmt: skip
+    one = {1: master(1, 2, 3, config_pending=pending), 3: slave(3, 1)}
+    may, why = verdict(configs[2], slave(2, 1), one)
+    assert may is False and "has 0 without node 2" in why
+    assert verdict(configs[3], slave(3, 1), one).may is True, "no put waits for node 3"
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_slave_of_rocketmq_counts_where_the_files_say_so(configs, counted):
+    ha = msgspec.structs.replace(configs[2].ha, count_classic_peers=counted)
+    config = msgspec.structs.replace(configs[2], ha=ha)
+    one = master(1, 2)
+    one["slaves"].append({"node": None, "state": "streaming", "in_sync": True, "classic": True})
+    may, why = verdict(config, slave(2, 1), {1: one})
+    assert may is counted and f"has {int(counted)} without node 2" in why
 
 
 def test_the_acks_in_force_count_and_not_those_of_a_changed_file(configs):
