@@ -84,7 +84,7 @@ def _addresses(config: Config, given: tuple[str, ...]) -> list[str]:
         names = [str(number) for number in config.nodes if number != config.node]
     found = []
     for name in names:
-        if name.isdigit():
+        if name.isascii() and name.isdigit():
             if int(name) not in config.nodes:
                 raise UsageError(f"--from {name}: the file has no node {name}; give its address")
             if int(name) == config.node:

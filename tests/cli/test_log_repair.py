@@ -130,6 +130,7 @@ def test_a_node_that_runs_and_wrong_addresses_are_refused(tmp_path: pathlib.Path
         ("7", "the file has no node 7"),
         ("1", "that is the damaged node itself"),
         ("a:b:c", "write a node's number, or HOST:PORT"),
+        ("²", "write a node's number, or HOST:PORT"),
     ):
         done = hastore("log", "repair", "-c", path, "--from", given)
         assert done.returncode == 2 and text in done.stderr
