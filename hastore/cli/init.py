@@ -36,7 +36,7 @@ def render(
     nodes: dict[int, int],
     *,
     role: Role | None,
-    acks: int = 0,
+    acks: int = 1,
     root: str,
     secret_file: str | None,
     title: str,
@@ -155,7 +155,7 @@ def _file_of(
         number,
         ports,
         role=role,
-        acks=min(1, len(ports) - 1),
+        acks=1,  # counts for a node alone once it has a slave
         root=str(path.parent / "data" / f"node{number}"),
         secret_file=str(secret),
         title=f"node {number} of {len(ports)}, written by `hastore init`.",

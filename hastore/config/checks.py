@@ -243,7 +243,8 @@ def _check_group(config: Config, places: Places) -> None:
         problem = f"{config.acks} slaves cannot confirm a put in a group of {size} nodes"
         if config.acks == 0:
             problem = "0 means that no slave confirms a synchronous put"
-        remedy = f"use 1 to {size - 1}" + (", or role ASYNC_MASTER" if config.acks == 0 else "")
+        alone = " (an ASYNC_MASTER waits for none all the same)" if config.acks == 0 else ""
+        remedy = f"use 1 to {size - 1}{alone}"
         raise places.error("acks", problem, remedy)
 
 

@@ -104,7 +104,11 @@ def test_a_group_is_written_and_starts(tmp_path):
 def test_a_group_of_one(tmp_path):
     assert hastore("init", str(tmp_path / "one"), "--nodes", "1").returncode == 0
     config = load_config(str(tmp_path / "one" / "node1.yaml"))
-    assert config.role is Role.ASYNC_MASTER and config.acks == 0
+    assert config.role is Role.ASYNC_MASTER and config.effective_acks == 0
+    address = ("--api", "tcp://127.0.0.1:1", "--ha", "127.0.0.1:2", "--http", "127.0.0.1:3")
+    done = hastore("node", "add", str(tmp_path / "one"), "--node", "2", *address)
+    assert done.returncode == 0, done.stderr
+    assert load_config(str(tmp_path / "one" / "node1.yaml")).effective_acks == 1
 
 
 def test_a_dledger_group_is_written(tmp_path):

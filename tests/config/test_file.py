@@ -213,7 +213,8 @@ REFUSED = {
     "acks 0": (
         "acks: 1",
         "acks: 0",
-        "x.yaml:5: acks: 0 means that no slave confirms a synchronous put",
+        "x.yaml:5: acks: 0 means that no slave confirms a synchronous put; use 1 to 1 (an "
+        "ASYNC_MASTER waits for none all the same)",
     ),
     "acks 2 of 2": (
         "acks: 1",
