@@ -220,7 +220,7 @@ def restore_command(
     config = load_config(path)
     check_restore(config, manifest, as_only=as_only)
     if as_only:
-        _refuse_living_group(config, manifest)
+        _refuse_living_group(config, manifest, read_manifests(target, target.objects())[0])
     with progress_bar(visible=not as_json) as bar:
         task = bar.add_task("restoring", total=None, note="")
         restore_store(
@@ -264,20 +264,30 @@ def _next_step(config: Config, path: str, as_only: bool) -> str:
     )
 
 
-def _refuse_living_group(config: Config, manifest: Manifest) -> None:
-    """Raise HastoreError if a node that was in the group answers: then the group is not lost."""
+def _refuse_living_group(config: Config, manifest: Manifest, all_of_it: list[Manifest]) -> None:
+    """Raise HastoreError if a node that was in the group answers: then the group is not lost.
+
+    Every backup of the target is looked into: each has the nodes of its time.
+    """
     security = as_security(None)
     own = config.security
     if own.api is Wire.TLS and own.ca is not None:
         security = with_tls(security, own.ca, own.certificate, own.key)
-    addresses = dict(sorted(manifest.addresses.items()))
-    answers = of_each(addresses, lambda number: _answers(addresses[number], security))
-    for number, there in answers.items():
+    known = {pair for one in (manifest, *all_of_it) for pair in one.addresses.items()}
+    asked = dict(enumerate(sorted(known)))
+    answers = of_each(asked, lambda place: _answers(asked[place][1], security))
+    for place, there in answers.items():
         if there:
+            number, address = asked[place]
             raise HastoreError(
-                f"node {number} at {addresses[number]} answers: the group is not lost; restore"
+                f"node {number} at {address} answers: the group is not lost; restore"
                 " without --as-only, as one more node, or stop that node for good"
             )
+    listed = ", ".join(f"node {number} at {address}" for number, address in asked.values())
+    print_note(
+        f"asked, and there was no answer: {listed}; a node that joined after the newest backup here"
+        " is not known: see to it that none runs"
+    )
 
 
 def _answers(address: str, security: SecurityLike) -> bool:
@@ -351,5 +361,7 @@ def loss_text(one: Manifest) -> list[str]:
         lines.append("the node was unclean: it may have lacked messages that it had acknowledged")
     if one.mode == Mode.CLASSIC.value:
         numbers = ", ".join(map(str, sorted(one.used_numbers)))
-        lines.append(f"node numbers that must not be used again: {numbers}")
+        lines.append(
+            f"node numbers that must not be used again, as far as the backup knows: {numbers}"
+        )
     return lines

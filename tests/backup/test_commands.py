@@ -68,7 +68,7 @@ def test_the_first_look_changes_nothing(files, tmp_path):
     hastore("backup", "take", "-c", file, place)
     look = hastore("restore", place)
     assert look.returncode == 0
-    for text in ("from node 1 of c/g", "are lost", "must not be used again: 1"):
+    for text in ("from node 1 of c/g", "are lost", "used again, as far as the backup knows: 1"):
         assert text in look.stdout, look.stdout
     new = write_file(tmp_path / "2.yaml", 2, [2], tmp_path / "node2", **ALONE)
     asked = hastore("restore", place, "-c", new, "--as-only")
@@ -91,6 +91,26 @@ def test_restore(files, tmp_path, monkeypatch):
     only = write_file(tmp_path / "3.yaml", 3, [3], tmp_path / "node3", **ALONE)
     done = hastore("restore", place, "-c", only, "--as-only", "--accept-loss")
     assert done.returncode == 0 and "it begins a new epoch" in done.stdout, done.stderr
+
+
+def test_a_node_that_any_backup_of_the_target_knows_keeps_the_group_alive(
+    files, tmp_path, monkeypatch
+):
+    """Its address was in no file when the backup that is restored was taken."""
+    file, place = files
+    hastore("backup", "take", "-c", file, place)
+    write_file(tmp_path / "1.yaml", 1, [1, 2], tmp_path / "node1")
+    hastore("backup", "take", "-c", file, place)
+    address = "tcp://127.0.0.1:21"
+    alive = {address}
+    monkeypatch.setattr("hastore.cli.backup.ask_status", lambda at, *_: {} if at in alive else None)
+    only = write_file(tmp_path / "3.yaml", 3, [3], tmp_path / "node3", **ALONE)
+    restore = ("restore", place, "-c", only, "--as-only", "--accept-loss", "--backup", "1")
+    done = hastore(*restore)
+    assert done.returncode == 1 and f"node 2 at {address} answers" in done.stderr, done.stderr
+    alive.clear()
+    done = hastore(*restore)
+    assert done.returncode == 0 and f"node 2 at {address}; a node that joined" in done.stderr
 
 
 def test_errors(files, tmp_path):
