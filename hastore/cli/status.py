@@ -1,7 +1,7 @@
 """`hastore status`: show the state of each node of a group."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -82,7 +82,8 @@ def status_command(
 
     Exit code 4 when nodes answer and no node takes puts that do not set acks. Exit code 1 when a
     node of the group does not answer; with --wait also when the group is not complete and in sync
-    in time. With --watch it is 0 after Ctrl-C, and errors are lines of the screen.
+    in time. --wait needs no node that the master's file no longer lists. With --watch it is 0 after
+    Ctrl-C, and errors are lines of the screen.
     """
     place = place_of(path, bootstrap)
     if every_s is not None and wait_s is not None:
@@ -90,7 +91,7 @@ def status_command(
     if every_s is not None:
         return watch(lambda: _show_frame(place, timeout_s, as_json), every_s)
     settled = wait_s is None or _wait(place, wait_s)
-    look = look_at(place, timeout_s)
+    look = look_at(place, timeout_s, waited=wait_s is not None)
     for text in look.errors:
         print_error(text)
     _print(look.groups, as_json)
@@ -129,14 +130,18 @@ def place_of(path: str | None, bootstrap: str | None) -> Place:
     return Place([node.api for node in config.nodes.values()], security_of(config))
 
 
-def look_at(place: Place, timeout_s: float) -> Found:
-    """Ask all nodes. Raises UnreachableError, with the reasons, if none answers."""
+def look_at(place: Place, timeout_s: float, *, waited: bool = False) -> Found:
+    """Ask all nodes. Raises UnreachableError, with the reasons, if none answers.
+
+    `waited`: after --wait, for which nodes that leave need not be there.
+    """
     with place.admin(timeout_s) as admin:
         groups = groups_of(admin.nodes())
     refusals = [text for text in map(refusal_text, groups) if text is not None]
     if refusals:
         return Found(groups, refusals, DIFFER)
-    missing = [text for text in map(missing_text, groups) if text is not None]
+    told = [missing_text(group, _leaving(group.statuses) if waited else set()) for group in groups]
+    missing = [text for text in told if text is not None]
     return Found(groups, missing, FAILED if missing else DONE)
 
 
@@ -268,9 +273,9 @@ def default_refusal(status: Status) -> str | None:
     return None
 
 
-def missing_text(group: GroupAnswers) -> str | None:
-    """Return which nodes of a group do not answer; None if all do."""
-    absent = group.absent
+def missing_text(group: GroupAnswers, leaving: Collection[int] = ()) -> str | None:
+    """Return which nodes of a group, but for those that leave, do not answer; None if all do."""
+    absent = [one for one in group.absent if one["node"] not in leaving]
     if not absent:
         return None
     verb = "does" if len(absent) == 1 else "do"
@@ -428,11 +433,27 @@ def _wait(place: Place, wait_s: float) -> bool:
             except UnreachableError:
                 statuses, maps = [], {}.values()
         group = _members(statuses) or {number for one in maps for number in one.nodes}
+        group -= _leaving(statuses)
         if group and any(_in_sync(status, group) for status in statuses):
             return True
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
+
+
+def _leaving(statuses: Sequence[Status]) -> set[int]:
+    """Return the nodes that are in force but not in the master's file any more: they may be dead.
+
+    The promotion that takes them out comes after the wait for the nodes that take their places.
+    """
+    return {
+        number
+        for status in statuses
+        if status["writable"]
+        for change in status.get("config_pending") or []
+        if change["key"] == "nodes"
+        for number in set(change["in_force"]) - set(change["in_file"])
+    }
 
 
 def _members(statuses: list[dict[str, Any]]) -> set[int]:

@@ -372,6 +372,25 @@ def test_a_node_that_was_added_moves_no_master(make_group: Callable[[int], Group
     assert told == f"{pending} of the master, node 1, by its file"
 
 
+def test_nobody_waits_for_a_dead_node_that_was_replaced(make_group: Callable[[int], Group]) -> None:
+    """The list without it is put in force later, once the new node is in sync."""
+    group = make_group(4)
+    old = {number: group.nodes[number] for number in (1, 2, 3)}
+    new = {number: group.nodes[number] for number in (1, 3, 4)}
+    group.start(3, 2, 1, nodes=old)
+    group.settle()
+    group.stop(2)
+    for number in (1, 3):
+        group.edit(number, config_in_group(group.root, number, new))
+    group.wait(1, lambda s: s["config_pending"])
+    group.start(4, nodes=new)
+    code, _, problems = shown("--bootstrap", group.api(1), "--wait", "60")
+    assert (code, problems) == (0, [])
+    assert 4 in {one["node"] for one in group[1].backend.status()["slaves"] if one["in_sync"]}
+    code, _, problems = shown("--bootstrap", group.api(1))
+    assert code == 1 and "node 2 does not answer" in problems[0], "it is in force still"
+
+
 def test_a_master_that_only_does_not_answer_here_is_not_replaced(
     make_group: Callable[[int], Group],
 ) -> None:

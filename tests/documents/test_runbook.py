@@ -180,7 +180,10 @@ def test_a_disk_is_dead(shell: Shell) -> None:
         (shell.etc / "node4.yaml").write_text(yaml.safe_dump(settings))
         assert "node 4" in told.stdout
         shell.run("systemctl start hastore@node4")
-        eventually(lambda: in_sync(master, 4), "node 4 to be in sync")
+        wait = "hastore status --wait 600"
+        assert f"wait until it is in sync: `{wait}`" in told.stdout
+        shell.run(wait)
+        assert in_sync(master, 4)
         shell.run(page.says("hastore status"), code=1)  # node 3 does not answer
         shell.run(page.says("hastore promote -c FILE"), FILE=master.config)
         assert status(master)["config_pending"] == [], "the new list is in force"
