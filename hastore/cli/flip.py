@@ -90,8 +90,10 @@ def promote(
     present = place.role()
     if present is None and before is not None:  # no valid object in the registry
         present = Role(before["role"])
-    again = present is role  # if the node has been given this role already, begin a new epoch
-    flipped = present is not None and present.is_master and role.is_master and not again
+    is_assigned = present is not None and present.is_master
+    follows = before is not None and before["role"] == Role.SLAVE.value  # superseded, if assigned
+    again = present is role or (is_assigned and follows)  # no change for the node: a new epoch
+    flipped = is_assigned and not again
     # A change between the master roles keeps the epoch, in which changed acks or nodes never count.
     # To ASYNC_MASTER it must take effect at once: the new epoch would wait for nodes that are dead.
     renews = flipped and role is Role.SYNC_MASTER

@@ -156,6 +156,16 @@ def test_a_sync_master_has_the_changed_nodes_in_force(group, read):
     assert pending == [] and not any("puts wait for no slave" in one for one in after["problems"])
 
 
+def test_a_superseded_master_is_promoted_also_if_its_file_has_the_other_masters_role(group):
+    group[1].edit_role("ASYNC_MASTER")
+    group.start()
+    assert flip("promote", group[2])[0] == 0
+    group[2].wait_in_sync(1)
+    assert group[1].file_role == "ASYNC_MASTER"
+    code, answer, problems = flip("promote", group[1])
+    assert (code, answer and answer["role"]) == (0, "SYNC_MASTER"), problems
+
+
 def test_a_sync_master_that_waits_for_no_slave_says_so(group):
     """Its epoch began when it was alone; then a person made it a SYNC_MASTER of two nodes."""
     both = group[1].settings["nodes"]
