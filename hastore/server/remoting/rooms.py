@@ -52,7 +52,7 @@ def make_door(
     brokers = Brokers(backend, config, readers.nodes)
     routes = Routes(door, topics, brokers, lambda call: asked.with_groups(call), readers, elsewhere)
     door.join(routes.handlers())
-    settings = Subscriptions(door)
+    settings = Subscriptions(door, topics)
     door.join(settings.handlers())
     levels = len(parse_levels(config.store.message_delay_level))
     sends = Sends(

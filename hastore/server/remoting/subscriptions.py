@@ -25,6 +25,7 @@ from hastore.record.topic_records import MAX_QUEUES, OWN_PREFIX, TopicConfig
 from hastore.server.api.topics import Respond, TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, read_aside
+from hastore.server.remoting.routes import TopicView
 from hastore.server.remoting.topics import (
     LIST_MAX,
     PUT,
@@ -78,8 +79,9 @@ class Subscriptions:
     The API's lock is held in every call.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, topics: TopicView) -> None:
         self._door = door
+        self._topics = topics
         self._store = door.parts.backend.store
         self._changes = TopicChanges(door.parts.backend, door.parts.puts, door.parts.clock)
         self._read: dict[str, tuple[TopicConfig, GroupSettings]] = {}  # a cache
@@ -148,12 +150,13 @@ class Subscriptions:
             raise _invalid("the settings lack the group's name (groupName)")
         queues = max(1, settings.retry_queue_nums)
         known = self._store.topic_table.recorded(name)
+        shape = self._topics.find(name)  # without a record, too: by the queues that it has
         if known is None:
             known = TopicConfig(name, queues, queues)
         self._put(
             msgspec.structs.replace(
                 known,
-                read_queues=max(known.read_queues, queues),  # the messages that are there stay
+                read_queues=max(0 if shape is None else shape.read, queues),
                 write_queues=queues,
                 attributes={**known.attributes, ATTRIBUTE: text},
             ),

@@ -16,6 +16,17 @@ from hastore.server.api.puts import PutHandler
 from hastore.server.api.replies import Failures
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
+from hastore.store.message_store import MessageStore
+from tests.api_fakes import FakeBackend
+
+
+class StoreBackend(FakeBackend):
+    """A node whose state the test sets, with a real store."""
+
+    def __init__(self, store: MessageStore) -> None:
+        super().__init__()
+        store.default_queues = 4  # type: ignore[attr-defined]
+        self.store = store
 
 
 class VirtualClock(SystemClock):

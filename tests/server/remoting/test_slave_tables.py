@@ -12,6 +12,7 @@ from hastore.config.model import Config, HAConfig, NodeAddress, Role, StoreConfi
 from hastore.protocol.remoting import Answer, Code
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.rights import NEEDS
+from hastore.server.remoting.routes import TopicView
 from hastore.server.remoting.slave_registration import SlaveRegistration
 from hastore.server.remoting.slave_tables import SlaveTables
 from hastore.server.remoting.subscriptions import Subscriptions
@@ -32,7 +33,8 @@ class Node:
         shown: Any = self.backend
         shown.status = lambda: {**known, "slaves": self.slaves}
         positions = GroupPositions(self.desk.door, memory_bytes=1 << 30)
-        settings = Subscriptions(self.desk.door)
+        view = TopicView(self.backend, auto_create=True)
+        settings = Subscriptions(self.desk.door, view)
         settings.known_groups = positions.groups
         for one in (
             positions, settings, Topics(self.desk.door, "g0"),

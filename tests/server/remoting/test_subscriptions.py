@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from hastore.record.topic_records import TopicConfig
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting import topics
 from hastore.server.remoting.door import Door
+from hastore.server.remoting.routes import TopicView
 from hastore.server.remoting.subscriptions import (
     ATTRIBUTE,
     DEFAULT,
@@ -23,8 +25,10 @@ from hastore.server.remoting.subscriptions import (
 from hastore.server.remoting.topics import Topics
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import until
+from tests.server.remoting.desk import Desk, StoreBackend
 from tests.server.remoting.kit import RemotingClient, served
 from tests.server.remoting.test_topics import asked
+from tests.store import kit
 
 UPDATE, UPDATE_LIST, DELETE, ALL, ONE = 200, 225, 207, 201, 352
 # What mqadmin 5.3.3 sends for `updateSubGroup -g g -r 5 -q 2 -s false`.
@@ -50,7 +54,7 @@ def made() -> list[Subscriptions]:
 @pytest.fixture
 def server(backend: FakeBackend, made: list[Subscriptions]) -> Iterator[ApiServer]:
     def fill(door: Door) -> None:
-        made.append(Subscriptions(door))
+        made.append(Subscriptions(door, TopicView(backend, auto_create=True)))
         door.join(made[0].handlers())
         door.join(Topics(door, "g0").handlers())
 
@@ -231,3 +235,18 @@ def test_a_change_is_answered_with_what_became_of_it(
     until(lambda: backend.transfer.waiting)
     backend.transfer.end_all(Outcome.TERM_CHANGED)
     assert client.ended(), "nobody knows whether it is stored"
+
+
+def test_new_settings_hide_no_retries_in_other_queues(tmp_path: Path) -> None:
+    """RocketMQ, and hastore's producers, may have put them into queues that no record names."""
+    with kit.opened(tmp_path) as store:
+        kit.put(store, *[kit.message(n, topic="%RETRY%g", queue_id=n) for n in range(4)])
+        assert store.wait_dispatched(store.max_offset, 60)
+        desk = Desk(StoreBackend(store))
+        view = TopicView(desk.backend, auto_create=True)
+        desk.door.join(Subscriptions(desk.door, view).handlers())
+        body = json.dumps(GIVEN | {"retryQueueNums": 1}).encode()
+        for _ in range(2):
+            assert desk.client().ask(UPDATE, {}, body).code == Answer.SUCCESS
+            shape = view.find("%RETRY%g")
+            assert shape is not None and (shape.read, shape.write) == (4, 1)
