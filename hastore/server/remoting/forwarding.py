@@ -45,7 +45,15 @@ from hastore.ha.hello.forward_link import (
 from hastore.ha.hello.peer import Call
 from hastore.protocol.forward_link import ClientRequest, Kind, LinkFrame, reason_of
 from hastore.protocol.hello import Forwarding as Limits
-from hastore.protocol.remoting import Answer, Code, Frame, decode_frame, encode_frame
+from hastore.protocol.remoting import (
+    MAX_HEADER_BYTES,
+    Answer,
+    Code,
+    Frame,
+    decode_frame,
+    encode_frame,
+    encode_front,
+)
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, RemotingRequest
 from hastore.service import OnFailure
@@ -75,11 +83,16 @@ TICK_MS = 10.0  # how often a master is looked for while requests wait here or t
 SILENT_MS = 750.0  # a master that has said nothing for so long may hang: nothing more is sent to it
 TRIES_MAX = 20  # of a request that the master refuses for now
 FRESH_MS = 5_000.0  # a lack of slaves that nobody has met for so long is over
+_BEFORE_HEADER = 8  # bytes of a frame: its size, kind and length of its header
 _NOBODY = "127.0.0.1", 0  # the address of a client that is this node
 # So long, once there is a master, a connection that ends waits for a moment in which its client
 # waits for nothing else: the other nodes' connections end at the same time, and a client tries
 # again at one after the other.
 QUIET_MS = 500.0
+# What a master says of a request that it will never take: it is answered at once, not sent again.
+# These are words, not a kind of the link's frames, since nodes of earlier versions say them, too.
+UNREADABLE = "it cannot be read: "
+NOT_FORWARDED = " is not one that is forwarded"
 LEFT_MS = 500.0  # so long a former master may still answer what was sent to it
 
 
@@ -316,7 +329,7 @@ class Forwarding:
         """Send a request to the master, or let it wait until that may be done."""
         now = self._clock.monotonic_ms()
         try:
-            data = encode_frame(request.frame)
+            data = _encoded(request.frame)
         except ProtocolError as failure:
             self._counts.refused += 1
             request.refuse(Answer.MESSAGE_ILLEGAL, f"it cannot be forwarded: {failure}")
@@ -661,13 +674,19 @@ class Forwarding:
             if isinstance(waiting, Asked):
                 _tell(waiting, frame)
                 continue
-            if frame.kind is Kind.REFUSED:
+            code = _refused_for_good(frame)
+            if frame.kind is Kind.REFUSED and code is None:
                 undone.append(waiting)
                 line.problem = reason_of(frame)
                 continue
             if line.probe_ms <= now:
                 line.probing = False
-            if frame.kind in (Kind.UNKNOWN, Kind.LATE):
+            if code is not None:
+                self._counts.refused += 1
+                if not waiting.is_over:
+                    who = f"node {link.node} refuses it"
+                    waiting.request.refuse(code, f"{who}: {reason_of(frame)}")
+            elif frame.kind in (Kind.UNKNOWN, Kind.LATE):
                 self._leave_open(waiting, reason_of(frame), is_late=frame.kind is Kind.LATE)
             elif not waiting.is_over:
                 self._pass_back(waiting.request, frame.payload)
@@ -702,10 +721,10 @@ class Forwarding:
                 frame = decode_frame(one.client.frame, 4)
                 address = _unpacked(one.client.host), one.client.port
             except (ProtocolError, ValueError) as failure:
-                one.refuse(f"it cannot be read: {failure}")
+                one.refuse(f"{UNREADABLE}{failure}")
                 continue
             if frame.code not in FORWARDED and frame.code not in ASKED:
-                one.refuse(f"request code {frame.code} is not one that is forwarded")
+                one.refuse(f"request code {frame.code}{NOT_FORWARDED}")
                 continue
             outlet, came_ms = _Outlet(one), now - one.client.age_ms
             request = RemotingRequest(
@@ -769,6 +788,28 @@ class _Outlet:
     def undone(self, _request: RemotingRequest, reason: str) -> None:
         """Say that nothing was done."""
         self._to.refuse(reason)
+
+
+def _encoded(frame: Frame) -> bytes:
+    """Return a request's bytes for the master. ProtocolError if it would not read them.
+
+    They may be longer than those that came: the numbers in a client's JSON become texts.
+    """
+    front = encode_front(frame, len(frame.body))
+    length = len(front) - _BEFORE_HEADER
+    if length > MAX_HEADER_BYTES:
+        raise ProtocolError(f"a header of {length} bytes; at most {MAX_HEADER_BYTES}")
+    return front + frame.body
+
+
+def _refused_for_good(frame: LinkFrame) -> Answer | None:
+    """Return the answer to a request that the master will never take; None to every other one."""
+    if frame.kind is not Kind.REFUSED:
+        return None
+    reason = reason_of(frame)
+    if reason.startswith(UNREADABLE):
+        return Answer.MESSAGE_ILLEGAL
+    return Answer.SERVICE_NOT_AVAILABLE if reason.endswith(NOT_FORWARDED) else None
 
 
 def _tell(waiting: Waiting, outcome: LinkFrame | None) -> None:

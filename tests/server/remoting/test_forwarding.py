@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, RemotingConfig
 from hastore.errors import HastoreError, ProtocolError
-from hastore.ha.hello.forward_link import NOT_TAKEN, ForwardPort
+from hastore.ha.hello.forward_link import NOT_TAKEN, ForwardedRequest, ForwardPort
 from hastore.ha.hello.peer import Call, ClosedError
 from hastore.protocol.forward_link import (
     KEEP_ALIVE,
@@ -35,7 +36,15 @@ from hastore.protocol.forward_link import (
 from hastore.protocol.hello import Answer as HelloAnswer
 from hastore.protocol.hello import Forwarding as Limits
 from hastore.protocol.hello import Purpose, Refused
-from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame, encode_frame
+from hastore.protocol.remoting import (
+    JSON,
+    MAX_HEADER_BYTES,
+    ROCKETMQ,
+    Answer,
+    Code,
+    Frame,
+    encode_frame,
+)
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting import forwarding
 from hastore.server.remoting.door import Door, RemotingRequest
@@ -1081,6 +1090,54 @@ def test_a_code_that_is_never_forwarded_is_refused_by_the_master(
     answer = client.ask(1_001)
     assert answer.code == Answer.SERVICE_NOT_AVAILABLE and "1001" in str(answer.remark)
     assert not one.got
+
+
+def test_a_header_that_no_master_can_read_is_refused_here(
+    make_group: Callable[..., Group],
+) -> None:
+    """It was taken for a refusal for now, so every request of the node waited behind it."""
+    group = make_group()
+    one, two = pair(group)
+    good, odd = group.client(two), group.client(two)
+    assert good.ask(PUT).code == Answer.SUCCESS  # the link is open
+    # Below the node's own limit of 256 KiB; numbers become texts, which are longer.
+    fields = b",".join(b'"%x":1' % n for n in range(27_000))
+    header = b'{"code":310,"opaque":1,"extFields":{' + fields + b"}}"
+    assert len(header) < MAX_HEADER_BYTES
+    odd.sock.sendall(struct.pack(">II", 4 + len(header), len(header)) + header)
+    answer = odd.answer_of(1)
+    assert answer.code == Answer.MESSAGE_ILLEGAL and "at most 262144" in str(answer.remark)
+    assert one.counts.received == 1 and not two.forwarding.waiting
+    assert two.counts.refused == 1
+    assert good.ask(PUT).fields["by"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("it cannot be read: a frame of 3 bytes", Answer.MESSAGE_ILLEGAL),
+        ("request code 310 is not one that is forwarded", Answer.SERVICE_NOT_AVAILABLE),
+    ],
+)
+def test_what_a_master_will_never_take_holds_up_nobody(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, reason: str, code: Answer
+) -> None:
+    """A master of an older version may not know what this node forwards."""
+    group = make_group()
+    two = group.nodes[2]
+    client = group.client(two)
+    assert client.ask(PUT).code == Answer.SUCCESS  # the link is open
+
+    def refuse(_: Forwarding, requests: list[ForwardedRequest]) -> None:
+        for each in requests:
+            each.refuse(reason)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Forwarding, "_receive", refuse)
+        answer = client.ask(PUT)
+    assert answer.code == code and answer.remark == f"node 1 refuses it: {reason}"
+    assert client.ask(PUT).code == Answer.SUCCESS
+    assert (two.counts.forwarded, two.counts.refused) == (3, 1) and not two.forwarding.waiting
 
 
 def test_a_client_that_leaves_costs_nothing(make_group: Callable[..., Group]) -> None:
