@@ -104,6 +104,9 @@ class FakeStore:
     def hide_before(self, topic: str, begin: int) -> None:
         """Do nothing, too."""
 
+    def begin_of(self, topic: str) -> int:
+        return 0
+
     def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Any]:
         raise AssertionError("nothing is read again without a cut")
 

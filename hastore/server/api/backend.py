@@ -152,6 +152,10 @@ class QueueRanges(Protocol):
         """Return the first and the next queue offset of a queue; None if it does not exist."""
         ...
 
+    def begin_of(self, topic: str) -> int:
+        """Return the offset of the log below which the records of a topic are hidden, or 0."""
+        ...
+
     @property
     def topic_count(self) -> int:
         """The number of topics with queues."""

@@ -446,33 +446,34 @@ class GroupPositions:
     # -- new groups
 
     def _first(self, topic: str, queue: int) -> int | None:
-        """Return 0 where a new group begins at a queue's start; None: the client asks further.
+        """Return a queue's start if a new group begins there; None: the client asks further.
 
         It begins there if the queue has lost no message, and has none or the first of them is
         recent. RocketMQ answers 22 for an empty queue, so its clients miss what arrives between
         that answer and their question for the end of the queue.
+
+        A topic that was deleted and made again has lost none if the log reaches back to the
+        deletion; its queues start where they ended then.
         """
         store = self._backend.store
-        known = store.queues.queue_range(topic, queue)
-        if known is None or known == (0, 0):
-            return 0
-        if known[0] > 0:
+        start, end = store.queues.queue_range(topic, queue) or (0, 0)
+        if start > 0 and store.queues.begin_of(topic) <= store.min_offset:
             return None
         reach = self._memory_bytes * _IN_MEMORY
-        if store.max_offset - store.min_offset <= reach:
-            return 0
+        if start == end or store.max_offset - store.min_offset <= reach:
+            return start
         try:
             with store.reader.without_waiting():
                 pulled = store.reader.pull(
-                    topic, queue, 0, max_messages=1, max_bytes=1,
+                    topic, queue, start, max_messages=1, max_bytes=1,
                     limit_offset=store.readable_offset, check_bodies=False,
                 )  # fmt: skip
         except (HastoreError, OSError):  # it is on the disk only
             return None
         if not pulled.count:
-            return 0
+            return start
         first = decode_record(pulled.records, 0).physical_offset
-        return 0 if store.max_offset - first <= reach else None
+        return start if store.max_offset - first <= reach else None
 
 
 def _pair(fields: dict[str, str]) -> Pair:

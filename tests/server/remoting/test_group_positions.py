@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hastore.config.model import RetentionConfig
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.api import POSITIONS_TOPIC, Commit, Fetch, Position
 from hastore.protocol.committed_positions import Place
@@ -21,10 +23,13 @@ from hastore.server.remoting.group_positions import (
     RETRY_MS,
     GroupPositions,
 )
+from hastore.server.remoting.topics import Topics
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import Client, record
-from tests.server.remoting.desk import Desk, VirtualClient
+from tests.server.remoting.desk import Desk, StoreBackend, VirtualClient
 from tests.server.remoting.kit import RemotingClient, served
+from tests.server.remoting.test_topics import asked
+from tests.store import kit
 
 
 class Node:
@@ -193,6 +198,39 @@ def test_a_new_group_begins_where_rocketmq_says(node: Node) -> None:
     node.positions._memory_bytes = 400  # a small machine: 160 bytes count as memory
     node.backend.put_encoded([record("U", b"x" * 1_000)])
     assert node.position() is None
+
+
+def test_a_new_group_reads_a_topic_that_was_made_again_from_its_start(tmp_path: Path) -> None:
+    """Its queues go on where they ended, so their start is not 0."""
+    retention = RetentionConfig(max_size_bytes=8192)
+    with kit.opened(tmp_path, commitlog_file_size=4096, retention=retention) as store:
+        desk = Desk(StoreBackend(store))
+        desk.door.join(Topics(desk.door, "g0").handlers())
+        positions = GroupPositions(desk.door, memory_bytes=1 << 30)
+        desk.door.join(positions.handlers())
+        client = desk.client()
+
+        def begin() -> tuple[int, str | None]:
+            assert store.wait_dispatched(store.max_offset, 60)
+            store.set_limits(confirmed=store.max_offset, readable=store.max_offset)
+            found = client.ask(Code.QUERY_CONSUMER_OFFSET, fields())
+            return found.code, found.fields.get("offset")
+
+        kit.put(store, *[kit.message(n, topic="T", queue_id=0) for n in range(3)])
+        assert begin() == (0, "0")
+        assert client.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+        assert client.ask(Code.UPDATE_AND_CREATE_TOPIC, asked("T")).code == 0
+        assert begin() == (0, "3"), "an empty queue"
+        kit.put(store, *[kit.message(n, topic="T", queue_id=0) for n in range(3, 5)])
+        assert begin() == (0, "3")
+        positions._memory_bytes = 400  # a small machine: 160 bytes count as memory
+        assert begin() == (Answer.QUERY_NOT_FOUND, None), "they are not recent"
+        positions._memory_bytes = 1 << 30
+        kit.put(store, *[kit.message(n, topic="T", queue_id=0) for n in range(5, 60)])
+        assert store.wait_dispatched(store.max_offset, 60)
+        store.flush()
+        assert store.retention.delete_expired(None)
+        assert begin() == (Answer.QUERY_NOT_FOUND, None), "it has lost messages of this life"
 
 
 def test_hastores_own_consumers_see_them_and_the_other_way_round() -> None:
