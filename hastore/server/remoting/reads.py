@@ -10,12 +10,17 @@ A pull is answered as RocketMQ's broker answers it; `offset` is the one asked fo
     none                  above 0             PULL_OFFSET_MOVED          0
     any                   below its minimum   PULL_OFFSET_MOVED          its minimum
     any                   beyond its end      PULL_OFFSET_MOVED          its end
+    any                   a record that this  PULL_RETRY_IMMEDIATELY     offset
+                          node cannot read
 
 What is not found may wait, for as long as the client says. A node that is no master moves no
 offset: its copy may lack what the master has. It waits for KEPT_MS at most, then it answers
 PULL_RETRY_IMMEDIATELY with the same offset and suggests the master. So does a master until its
 replay has come to where the log ended when the pull came. The end of a queue is that of its
 readable part.
+
+A record is damaged here, or in a bad sector: the answer suggests another node that serves reads,
+after DAMAGED_MS, since that node may have the same damage. Without such a node it is SYSTEM_ERROR.
 
 Tags are compared by their hashes, before a record is read, so others with the same hash come along:
 the client compares again. If the subscription is not known, because no heartbeat has come to this
@@ -56,6 +61,8 @@ COMMITS, WAITS, SUBSCRIBES, HAS_CLASS = 1, 2, 4, 8  # bits of a pull's sysFlag
 MAX_WAIT_MS = 60_000
 KEPT_MS = 1_000
 LOOK_MS = 200.0  # so often it is looked which nodes serve reads
+DAMAGED_MS = 500.0  # the answer waits that sends a consumer on because of damage
+DELAYED_MAX = 1_024  # so many of these answers wait; others are errors
 UNLINKED_MS = 30_000.0  # so long a slave without a master keeps its consumers
 MAX_MESSAGES = 1_024
 MAX_BYTES = 256 * 1024  # of records in an answer, or one larger record; as RocketMQ's from memory
@@ -66,6 +73,7 @@ UNIQUE_FOUND = 32  # the same, by a key that is unique
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
 _TAG = ("TAG", "", None)
 _QUEUE_OFFSET = header_struct("queue_offset")
+_UNREADABLE = ("CorruptRecordError", "StoreError")  # here, while another node may have it whole
 _CODES = {"BUSY": Answer.SYSTEM_BUSY, "SERVICE_NOT_AVAILABLE": Answer.SERVICE_NOT_AVAILABLE}
 _Read = TypeVar("_Read")
 
@@ -99,7 +107,7 @@ class Answered(NamedTuple):
     high: int
     records: bytes = b""
     messages: int = 0  # in `records`
-    asks_master: bool = False  # the next pull is to ask the master
+    suggested: int | None = None  # the broker id that the next pull is to ask; None: as usual
 
 
 class Wanted(NamedTuple):
@@ -226,7 +234,7 @@ class RemotingPull(OwnPull):
             return Looked(Answered(Answer.PULL_OFFSET_MOVED, status, following, low, high))
         self.wait_ms = min(self.wait_ms, KEPT_MS)
         kept = Answered(
-            Answer.PULL_RETRY_IMMEDIATELY, status, self.offset, low, high, asks_master=True
+            Answer.PULL_RETRY_IMMEDIATELY, status, self.offset, low, high, suggested=MASTER_ID
         )
         return Looked(kept, None, self.log_end if is_master else None, may_wait=True)
 
@@ -270,6 +278,7 @@ class Reads:
         self._backend = door.parts.backend
         self._hooks = hooks
         self._waiting: dict[Connection, dict[RemotingPull, None]] = {}  # without an answer
+        self._delayed = 0  # answers that wait for DAMAGED_MS
         self._readers: Sequence[int] = ()  # the nodes that are suggested
         self._look_ms = float("-inf")  # no look for them before this time
         self._linked_ms = float("-inf")  # when there were some
@@ -378,8 +387,12 @@ class Reads:
     def _answer_pull(self, pull: RemotingPull, reply: Answered | Failed) -> None:
         connection = _own(pull.request)
         waiting = self._waiting.get(connection)
-        if waiting is None or waiting.pop(pull, 0) == 0:
+        if waiting is None or pull not in waiting:
             return  # it was answered when the node stopped
+        if isinstance(reply, Failed) and reply.status in _UNREADABLE:
+            if self._sends_elsewhere(pull, reply):
+                return
+        del waiting[pull]
         if not waiting:
             del self._waiting[connection]
         if isinstance(reply, Failed):
@@ -391,7 +404,9 @@ class Reads:
         if reply.messages:
             self.sent_records += reply.messages
             self._parts.pulls.counts.sent.add(pull.topic, reply.messages, len(reply.records))
-        suggested = MASTER_ID if reply.asks_master else self._suggested(pull.queue_id)
+        suggested = reply.suggested
+        if suggested is None:
+            suggested = self._suggested(pull.queue_id)
         fields = {
             "suggestWhichBrokerId": str(suggested),
             "nextBeginOffset": str(reply.next_offset),
@@ -401,6 +416,29 @@ class Reads:
             "groupSysFlag": "0",
         }
         pull.request.answer(reply.code, fields, reply.records, reply.status)
+
+    def _sends_elsewhere(self, pull: RemotingPull, failed: Failed) -> bool:
+        """Answer soon that another node is to be asked; False if no other one serves reads."""
+        group = self._backend.master_map()
+        if group.node != group.master_node:
+            others = [] if group.master_node is None else [MASTER_ID]
+        else:
+            known = self._backend.reading_nodes()
+            others = [node for node in known if node not in (MASTER_ID, group.node)]
+        if not others or self._delayed >= DELAYED_MAX:
+            return False
+        answer = Answered(
+            Answer.PULL_RETRY_IMMEDIATELY, failed.reason, pull.position.queue_offset, 0, 0,
+            suggested=others[pull.queue_id % len(others)],
+        )  # fmt: skip
+
+        def go_on() -> None:
+            self._delayed -= 1
+            self._answer_pull(pull, answer)
+
+        self._delayed += 1
+        self._door.at(self._parts.clock.monotonic_ms() + DAMAGED_MS, go_on)
+        return True
 
     def _suggested(self, queue_id: int) -> int:
         """Return the broker id that the client is to ask next.

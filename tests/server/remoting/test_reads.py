@@ -344,6 +344,51 @@ def test_consumers_are_sent_to_slaves_that_are_near_and_stay_there(
     assert suggested() == "0"
 
 
+@pytest.mark.parametrize(("own", "other"), [(1, "2"), (3, "0")], ids=["the master", "a slave"])
+def test_a_consumer_goes_on_at_another_node_if_a_record_is_damaged_here(
+    node: Node, monkeypatch: pytest.MonkeyPatch, own: int, other: str
+) -> None:
+    """RocketMQ's clients ask the same node again after an answer that is an error."""
+    monkeypatch.setattr(reads, "DAMAGED_MS", 1.0)
+    node.put(*["red"] * 5)
+    damaged = node.stored[3].offset
+    node.store.fence([(damaged, damaged + 10)], node.store.times_cut)
+    backend = node.backend
+    backend.node, backend.master, backend.writable = own, 1, own == 1
+    backend.reading = [1, 2] if own == 1 else [own]
+    first = node.pull(0)
+    assert first.code == Answer.SUCCESS and outcome(first)[2] == 3
+    for more in ({}, {"sysFlag": SUBSCRIBES | WAITS}, {"subscription": "red"}):
+        found = node.pull(3, **more)
+        assert found.code == Answer.PULL_RETRY_IMMEDIATELY and "damaged" in str(found.remark)
+        assert found.fields["nextBeginOffset"] == "3"
+        assert found.fields["suggestWhichBrokerId"] == other
+    assert not node.reads._waiting
+    backend.reading, backend.master = [], 1 if own == 1 else None
+    found = node.pull(3)
+    assert found.code == Answer.SYSTEM_ERROR and "damaged" in str(found.remark)
+
+
+def test_an_answer_that_sends_a_consumer_elsewhere_waits_a_little(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes may have the damage; the node that stops meanwhile answers at once."""
+    monkeypatch.setattr(reads, "DAMAGED_MS", 60_000.0)
+    monkeypatch.setattr(reads, "DELAYED_MAX", 2)
+    node.put("")
+    node.store.fence([(0, 10)], node.store.times_cut)
+    node.backend.reading = [2]
+    client, gone = node.connect(), node.connect()
+    gone.send(Code.PULL_MESSAGE, node.fields(0))
+    opaque = client.send(Code.PULL_MESSAGE, node.fields(0))
+    until(lambda: node.reads._delayed == 2)
+    assert node.connect().ask(Code.PULL_MESSAGE, node.fields(0)).code == Answer.SYSTEM_ERROR
+    gone.close()
+    until(lambda: len(node.reads._waiting) == 1)
+    node.reads._door.later(node.reads.answer_waiting)
+    assert client.answer_of(opaque).code == Answer.PULL_RETRY_IMMEDIATELY
+
+
 # -- subscriptions
 
 
