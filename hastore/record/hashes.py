@@ -22,6 +22,7 @@ import struct
 from functools import lru_cache
 from operator import mul
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import xxhash
 
@@ -58,8 +59,12 @@ def tag_codes(expression: str) -> frozenset[int] | None:
     """
     if not expression or expression == "*":
         return None
-    kept = len(expression) <= _EXPRESSION_KEPT_MAX
-    return _kept_codes(expression) if kept else _codes_of(expression)
+    if len(expression) <= _EXPRESSION_KEPT_MAX:
+        return _kept_codes(expression)
+    codes = _in_use.get(expression)
+    if codes is None:
+        codes = _in_use[expression] = _codes_of(expression)
+    return codes
 
 
 def _codes_of(expression: str) -> frozenset[int]:
@@ -75,6 +80,8 @@ def tags_of(expression: str) -> list[str]:
 
 
 _kept_codes = lru_cache(_EXPRESSIONS_KEPT)(_codes_of)
+# Of longer expressions, as long as somebody has them: those who have the same share one set.
+_in_use: WeakValueDictionary[str, frozenset[int]] = WeakValueDictionary()
 
 
 class KeyHasher:

@@ -54,7 +54,16 @@ from hastore.server.api.queries import OwnQuery, Steps
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, number, read_aside
 from hastore.server.remoting.groups import MAX_EXPRESSION, SQL92
-from hastore.server.remoting.routes import DLQ, MASTER_ID, READ, RETRY, Shape, TopicView
+from hastore.server.remoting.pull_memory import NoRoomError, PullMemory
+from hastore.server.remoting.routes import (
+    DLQ,
+    MASTER_ID,
+    READ,
+    RETRY,
+    Shape,
+    TopicView,
+    check_name,
+)
 from hastore.store.message_store import PullResult, PullStatus
 
 COMMITS, WAITS, SUBSCRIBES, HAS_CLASS = 1, 2, 4, 8  # bits of a pull's sysFlag
@@ -238,6 +247,11 @@ class RemotingPull(OwnPull):
         )
         return Looked(kept, None, self.log_end if is_master else None, may_wait=True)
 
+    @property
+    def filter(self) -> frozenset[int] | SqlFilter | None:
+        """By what records are chosen; None: all are wanted."""
+        return self.codes if self.sql is None else self.sql
+
     def respond(self, reply: Any) -> None:
         """Answer the client."""
         self.on_answer(self, reply)
@@ -278,6 +292,7 @@ class Reads:
         self._backend = door.parts.backend
         self._hooks = hooks
         self._waiting: dict[Connection, dict[RemotingPull, None]] = {}  # without an answer
+        self._memory = PullMemory()  # of those in `_waiting`
         self._delayed = 0  # answers that wait for DAMAGED_MS
         self._readers: Sequence[int] = ()  # the nodes that are suggested
         self._look_ms = float("-inf")  # no look for them before this time
@@ -339,7 +354,12 @@ class Reads:
             place = number(fields, "commitOffset", -1, _LONG_MAX)
             if place >= 0:
                 self._hooks.commit(group, topic, queue_id, place)
-        request.frame.fields = {}  # it may wait for long, and needs them no more
+        try:
+            self._memory.take(topic, pull.filter)
+        except NoRoomError as failure:
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, str(failure)) from failure
+        frame = request.frame  # it may wait for long, and needs nothing of these any more
+        frame.fields, frame.body, frame.remark, frame.language = {}, b"", None, ""
         self._waiting.setdefault(connection, {})[pull] = None
         self._parts.pulls.offer(connection, pull)
 
@@ -348,6 +368,7 @@ class Reads:
         topics = self._topics
         shape = topics.find(topic)
         if shape is None and (topic.startswith((RETRY, DLQ)) or topics.is_promised(topic)):
+            check_name(topic)  # else it would wait for what nobody can create
             shape = topics.to_be(topic)
         if shape is None:
             remark = f"topic[{topic}] not exist, apply first please!"
@@ -393,6 +414,7 @@ class Reads:
             if self._sends_elsewhere(pull, reply):
                 return
         del waiting[pull]
+        self._memory.free(pull.topic, pull.filter)
         if not waiting:
             del self._waiting[connection]
         if isinstance(reply, Failed):
@@ -472,7 +494,8 @@ class Reads:
                 self._answer_pull(pull, Answered(code, "NO_MATCHED_MESSAGE", offset, 0, 0))
 
     def _forget(self, connection: Connection) -> None:
-        self._waiting.pop(connection, None)
+        for pull in self._waiting.pop(connection, ()):
+            self._memory.free(pull.topic, pull.filter)
 
     # -- offsets
 

@@ -20,7 +20,7 @@ from hastore.record.layout import MIN_RECORD_SIZE
 from hastore.server.api.replies import UNSENT_OF_ONE_BYTES
 from hastore.server.api.server import ApiServer
 from hastore.server.dledger_node import DLedgerNode
-from hastore.server.remoting import reads
+from hastore.server.remoting import pull_memory, reads
 from hastore.server.remoting.reads import (
     COMMITS,
     HAS_CLASS,
@@ -387,6 +387,75 @@ def test_an_answer_that_sends_a_consumer_elsewhere_waits_a_little(
     until(lambda: len(node.reads._waiting) == 1)
     node.reads._door.later(node.reads.answer_waiting)
     assert client.answer_of(opaque).code == Answer.PULL_RETRY_IMMEDIATELY
+
+
+# -- what waiting pulls take
+
+
+def long_expression(letter: str = "a") -> str:
+    """Return an expression whose hashes take some 100 KB."""
+    return "||".join(f"{letter}{n}" for n in range(1_000))
+
+
+def test_pulls_of_a_group_share_the_hashes_of_a_long_subscription(node: Node) -> None:
+    node.put("")
+    node.subscriptions["g", TOPIC] = Subscription(long_expression())
+    for _ in range(20):
+        node.send_pull(1, sysFlag=WAITS, subscription=None)
+    pulls = [pull for waiting in node.reads._waiting.values() for pull in waiting]
+    assert len(pulls) == 20 and len({id(pull.codes) for pull in pulls}) == 1
+    assert 0 < node.reads._memory.bytes < 200_000
+    del pulls
+    node.client.close()
+    until(lambda: not node.reads._waiting)
+    assert not node.reads._memory.bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("TAG", long_expression(), long_expression("b")),
+        ("SQL92", f"a = '{'x' * 5_000}'", f"a = '{'y' * 5_000}'"),
+    ],
+)
+def test_the_memory_of_waiting_pulls_is_bounded_by_bytes(
+    node: Node, monkeypatch: pytest.MonkeyPatch, kind: str, one: str, other: str
+) -> None:
+    node.put("")
+    memory = node.reads._memory
+    fields = {"sysFlag": SUBSCRIBES | WAITS, "expressionType": kind}
+    node.send_pull(1, subscription=one, **fields)
+    monkeypatch.setattr(pull_memory, "MAX_BYTES", memory.bytes)
+    refused = node.connect().ask(Code.PULL_MESSAGE, node.fields(1, subscription=other, **fields))
+    assert refused.code == Answer.SYSTEM_BUSY and f"{memory.bytes:,}" in str(refused.remark)
+    node.send_pull(1, subscription=one, **fields)  # the same one takes nothing more
+    node.send_pull(1, subscription="red")  # nor does a small one
+    node.clients[0].close()
+    until(lambda: not node.parked and not memory.bytes)
+    fields["sysFlag"] = SUBSCRIBES
+    found = node.clients[1].ask(Code.PULL_MESSAGE, node.fields(1, subscription=other, **fields))
+    assert found.code == Answer.PULL_NOT_FOUND and not memory.bytes
+
+
+def test_a_pull_of_a_topic_that_nobody_can_create_does_not_wait(node: Node) -> None:
+    for topic in ("%RETRY%" + "x" * 250, "%DLQ%a.b"):
+        found = node.pull(0, topic=topic, sysFlag=SUBSCRIBES | WAITS)
+        assert found.code == Answer.INVALID_PARAMETER and "characters" in str(found.remark)
+    longest = "%RETRY%" + "x" * 248
+    node.send_pull(0, topic=longest)
+
+
+def test_a_waiting_pull_keeps_nothing_of_its_request(node: Node) -> None:
+    node.put("")
+    opaque = node.client.send(
+        Code.PULL_MESSAGE, node.fields(1, sysFlag=SUBSCRIBES | WAITS), b"x" * 1_000_000
+    )
+    until(lambda: node.parked == 1)
+    ((pull,),) = node.reads._waiting.values()
+    frame = pull.request.frame
+    assert not (frame.body or frame.fields or frame.remark or frame.language)
+    node.put("")
+    assert node.client.answer_of(opaque).code == Answer.SUCCESS
 
 
 # -- subscriptions
