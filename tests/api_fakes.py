@@ -138,6 +138,9 @@ class FakeStore:
         for record in unread:
             self.transactions.dispatch([record])
 
+    def why_too_large(self, body_size: int, size: int) -> str | None:
+        return None
+
     def delivery_queue(self, topic: str, queue_id: int) -> int:
         return queue_id if queue_id < self.default_queues else 0
 

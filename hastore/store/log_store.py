@@ -682,6 +682,14 @@ class LogStore:
         """Wait until replay has reached `offset`; see IndexBuildService.wait_dispatched."""
         return self.replay.wait_dispatched(offset, timeout_s)
 
+    def why_too_large(self, body_size: int, size: int) -> str | None:
+        """Return why a client's record of these sizes cannot be put; None if it can.
+
+        A put of several records is checked one by one: those that cannot be stored do not keep the
+        others from it. Who wants all or none asks this before.
+        """
+        return self._appender.why_too_large(body_size, size)
+
     def delivery_queue(self, topic: str, queue_id: int) -> int:
         """Return the queue of a topic that gets a message which was put to `queue_id` earlier.
 

@@ -306,6 +306,10 @@ class ApiStore(Protocol):
         """The open transactions."""
         ...
 
+    def why_too_large(self, body_size: int, size: int) -> str | None:
+        """Return why a client's record of these sizes cannot be put; None if it can."""
+        ...
+
     def delivery_queue(self, topic: str, queue_id: int) -> int:
         """Return the queue that gets a message which was put earlier; see LogStore."""
         ...

@@ -335,15 +335,25 @@ class Sends:
         born = born_host(request.address)
         alike = Alike(topic, queue_id, sys_flag, born_ms, born, reconsume_times)
         room = (BATCH_BYTES_MAX - len(frame.body)) // (len(shared) + _RECORD_BYTES)
-        records: Payload | None = build_batch(alike, shared, frame.body, min(BATCH_MAX, room))
-        if records is None:
-            records = encode_batch_of(alike, shared, frame.body)
+        built = build_batch(alike, shared, frame.body, min(BATCH_MAX, room))
+        records: Payload
+        if built is not None:
+            self._check_sizes(built.longest_body, built.longest_record)
+            records = built
+        else:
+            records = encode_batch_of(alike, shared, frame.body, self._check_sizes)
         put = self._put_of(request, common.get("WAIT"))
         if new is not None:
             self._topics.make(new, put)  # appended before the message
         respond = partial(self._answer, Sent(request, queue_id, common.get("UNIQ_KEY")))
         since_ms = request.came_ms
         self._parts.puts.admit_own_record(put, records, respond, since_ms=since_ms)
+
+    def _check_sizes(self, body_size: int, size: int) -> None:
+        """Refuse a batch with a record that the store would refuse: it would store the others."""
+        text = self._parts.backend.store.why_too_large(body_size, size)
+        if text is not None:
+            raise _illegal(text)
 
     # -- what a send asks for
 
@@ -627,10 +637,16 @@ def encode_message(
     return b"".join((fixed, body, *rest))
 
 
-def encode_batch_of(alike: Alike, shared: bytes, body: bytes) -> bytes:
+def encode_batch_of(
+    alike: Alike,
+    shared: bytes,
+    body: bytes,
+    check_sizes: Callable[[int, int], None] = lambda _body, _record: None,
+) -> bytes:
     """Return the records of a batch, made one by one; raises RemotingRefusal.
 
-    `shared` are the batch's properties, which each of its messages gets, too.
+    `shared` are the batch's properties, which each of its messages gets, too. `check_sizes` gets
+    the sizes of each body and its record.
     """
     try:
         messages = decode_batch(body, BATCH_MAX)
@@ -651,11 +667,11 @@ def encode_batch_of(alike: Alike, shared: bytes, body: bytes) -> bytes:
             raise _illegal("a message of a batch cannot be delayed: send it by itself")
         raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared
         _check_properties(raw)  # each one, so that a batch is not stored in part
-        records.append(
-            encode_message(
-                topic, content, raw, queue_id, flag, sys_flag, born_ms, born, reconsume_times
-            )
+        record = encode_message(
+            topic, content, raw, queue_id, flag, sys_flag, born_ms, born, reconsume_times
         )
+        check_sizes(len(content), len(record))
+        records.append(record)
     return b"".join(records)
 
 

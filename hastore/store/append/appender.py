@@ -270,6 +270,7 @@ class Appender:
         self._validator = PutValidator(
             config, store_host, commit_log.form, open_transactions
         )
+        self.why_too_large = self._validator.why_too_large
         self.last_store_timestamp_ms = 0
         self.taken = Traffic()  # what was appended, by topic; changed under the log's lock
 

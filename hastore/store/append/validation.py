@@ -29,6 +29,7 @@ from hastore.record.layout import (
     FLAG_ROLLBACK,
     FLAG_STORE_IPV6,
     HEADER_SIZES,
+    IPV6_EXTRA,
     MAX_PROPERTIES_BYTES,
     STORE_IPV4,
     STORE_IPV6,
@@ -207,6 +208,14 @@ class PutValidator:
             at = after
         return self._put_to_wait(payload, found) if has_delays else (payload, found)
 
+    def why_too_large(self, body_size: int, size: int) -> str | None:
+        """Return why no client may put such a record, with an IPv4 storeHost; None if one may.
+
+        Other threads may call it.
+        """
+        grown = size + IPV6_EXTRA if self._ipv6 else size  # by this store's own address
+        return _why_too_large(body_size, grown, self._max_body, self._max_record)
+
     def _put_to_wait(
         self, payload: bytes, found: list[ValidRecord | PutResult]
     ) -> tuple[bytes, list[ValidRecord | PutResult]]:
@@ -287,11 +296,17 @@ class PutValidator:
         size, flags, body_size = parts[0], parts[3], parts[5]
         if flags & FLAGS_REFUSED:
             return f"sysFlag {flags:#x}: inner batches are not accepted from clients"
-        if body_size > max_body:
-            return f"a body of {body_size} bytes; store.max_message_size is {max_body}"
-        if size > max_record:
-            return f"a record of {size} bytes; the log takes up to {max_record}"
+        if text := _why_too_large(body_size, size, max_body, max_record):
+            return text
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
+
+
+def _why_too_large(body_size: int, size: int, max_body: int, max_record: int) -> str | None:
+    if body_size > max_body:
+        return f"a body of {body_size} bytes; store.max_message_size is {max_body}"
+    if size > max_record:
+        return f"a record of {size} bytes; the log takes up to {max_record}"
+    return None
 
 
 def _is_marked(properties: bytes) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,9 @@ from hastore.server.remoting.sends import (
 from hastore.server.remoting.topics import Topics
 from tests.api_fakes import FakeBackend, FakePut
 from tests.server.api.kit import until
+from tests.server.remoting.desk import Desk, StoreBackend
 from tests.server.remoting.kit import RemotingClient, served
+from tests.store import kit as store_kit
 
 SEND, SEND_LONG, SEND_BATCH = 310, 10, 320
 LONG = {
@@ -293,6 +296,34 @@ def test_a_batch_is_stored_whole_or_not_at_all(
     retry = client.ask(SEND_BATCH, fields("%RETRY%g", 0, m="true"), batch(1))
     assert retry.code == Answer.MESSAGE_ILLEGAL
     assert records(backend) == []
+
+
+@pytest.mark.parametrize("flag", ["0", "16"], ids=["built at once", "one by one"])
+def test_a_batch_with_a_message_that_is_too_large_is_refused_as_a_whole(
+    tmp_path: Path, flag: str
+) -> None:
+    """What was stored in part was stored again with each retry."""
+    with store_kit.opened(tmp_path, max_message_size=3_500, commitlog_file_size=4_096) as store:
+        desk = Desk(StoreBackend(store))
+        view = TopicView(desk.backend, auto_create=True)
+        desk.door.join(Sends(desk.door, view, "test").handlers())
+        client = desk.client()
+
+        def send(size: int, own: bytes = b"") -> Frame:
+            sizes = ((1, b""), (size, own), (1, b""))
+            body = encode_batch([BatchMessage(0, b"x" * each, more) for each, more in sizes])
+            return client.ask(SEND_BATCH, fields("T", 0, m="true", f=flag), body)
+
+        answer = send(3_501)
+        assert answer.code == Answer.MESSAGE_ILLEGAL
+        assert answer.remark == client.ask(SEND, fields("T", 0), b"x" * 3_501).remark
+        answer = send(3_500, b"a\x01" + b"v" * 500)
+        assert answer.code == Answer.MESSAGE_ILLEGAL
+        assert "the log takes up to" in str(answer.remark)
+        assert store.max_offset == 0
+        assert send(3_500).code == Answer.SUCCESS
+        assert store.wait_dispatched(store.max_offset, 60)
+        assert store.queues.queue_range("T", 0) == (0, 3)
 
 
 @pytest.mark.parametrize("count", [64, 65, 600])
