@@ -80,6 +80,7 @@ class TopicView:
         # Creates a topic by a record, for a producer that wants fewer queues than others have. It
         # waits for the nodes that this put, the producer's, waits for.
         self.make: Callable[[TopicConfig, Put], None] = lambda _config, _put: None
+        self.making: dict[str, TopicConfig] = {}  # whose records have no outcome yet
 
     @property
     def default_queues(self) -> int:
@@ -124,13 +125,16 @@ class TopicView:
         return Shape(count, count)
 
     def promise(self, topic: str) -> None:
-        """Note that clients know the route of a topic that does not exist."""
+        """Note that a topic that does not exist gets the usual number of queues.
+
+        Clients know its route, or a message may be in any of them, which is not known yet.
+        """
         self._promised[topic] = None
         if len(self._promised) > PROMISED_MAX:
             self._promised.popitem(last=False)
 
     def is_promised(self, topic: str) -> bool:
-        """Whether clients know the route of a topic that does not exist."""
+        """Whether a topic that does not exist gets the usual number of queues."""
         return topic in self._promised
 
     def queues_to_write(
@@ -139,10 +143,15 @@ class TopicView:
         """Return how many queues a send may use; raises RemotingRefusal if it may use none.
 
         `asked`: how many queues the producer wants for a new topic. It gets fewer than usual if
-        nobody was told another number; `create` is then called with it.
+        nobody was told another number; `create` is then called with it. Of producers that begin a
+        topic at the same time, the first decides: the others' messages would lie in queues that
+        consumers do not see.
         """
         shape = self.find(topic)
         if shape is None:
+            making = self.making.get(topic)
+            if making is not None:
+                return making.write_queues
             check_name(topic)
             shape = self.to_be(topic)
             if shape is None:
@@ -150,6 +159,8 @@ class TopicView:
             if 0 < asked < shape.write and topic not in self._promised:
                 create(TopicConfig(topic, asked, asked))
                 return asked
+            if not topic.startswith((RETRY, DLQ)):  # these have the queues that messages are in
+                self.promise(topic)
         if not shape.perm & WRITE:
             raise RemotingRefusal(Answer.NO_PERMISSION, f"topic {topic} takes no messages")
         if not shape.write:

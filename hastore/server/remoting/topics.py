@@ -77,9 +77,8 @@ class Topics:
 
         From now on `view` creates topics by records.
         """
-        self._making: set[str] = set()
-        if view is not None:
-            view.make = self.make
+        self._view = view or TopicView(door.parts.backend, auto_create=False)
+        self._view.make = self.make
         self._door = door
         self._group = group
         self._store = door.parts.backend.store
@@ -105,12 +104,16 @@ class Topics:
         The record waits for the same nodes as the send, whose put is given. So if the record is
         refused, so is the send, for the same reason; but not for lack of room in the table.
         """
-        if config.name in self._making or len(self._making) >= LIST_MAX or _is_system(config.name):
+        making = self._view.making
+        if config.name in making or _is_system(config.name):
             return
-        self._making.add(config.name)
+        if len(making) >= LIST_MAX:
+            self._view.promise(config.name)
+            return
+        making[config.name] = config
 
         def respond(_done: PutDone) -> None:
-            self._making.discard(config.name)
+            making.pop(config.name, None)
 
         self._set(config, respond, put)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,11 +21,14 @@ from hastore.server.remoting.topics import Topics
 from hastore.store.append import topic_table
 from tests.api_fakes import FakeBackend, FakePut
 from tests.server.api.kit import until
+from tests.server.remoting.desk import Desk, StoreBackend
 from tests.server.remoting.kit import RemotingClient, served
 from tests.server.remoting.test_sends import fields as send_fields
+from tests.store import kit
 
 UPDATE, UPDATE_LIST, DELETE, DELETE_ROUTE = 17, 18, 215, 216
 CONFIG, ALL, STATS, SEND, SEND_BATCH = 351, 21, 202, 310, 320
+INVALID = Answer.INVALID_PARAMETER
 
 
 @pytest.fixture
@@ -292,3 +297,45 @@ def test_all_topics_and_the_ranges_of_one(client: RemotingClient, backend: FakeB
     assert '"maxOffset":2,"minOffset":0' in stats
     assert client.ask(STATS, {"topic": "none"}).code == Answer.TOPIC_NOT_EXIST
     assert client.ask(STATS, {"topic": TOPICS_TOPIC}).code == Answer.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize(
+    ("sends", "codes", "count"),
+    [
+        ([("1", 0), ("2", 1)], [0, INVALID], 1),
+        ([("1", 0), ("4", 3)], [0, INVALID], 1),
+        ([("2", 1), ("4", -1), ("1", 0)], [0, 0, 0], 2),
+        ([("4", 3), ("1", 0)], [0, 0], 4),
+        ([("9", 3), ("0", -1), ("2", 1)], [0, 0, 0], 4),
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_producers_that_begin_a_topic_together_agree_on_its_queues(
+    tmp_path: Path, sends: list[tuple[str, int]], codes: list[int], count: int,
+    apart: bool, fails: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Their sends fall into one append, or before replay has come to the first one's."""
+    with kit.opened(tmp_path) as store:
+        desk = Desk(StoreBackend(store))
+        view = TopicView(desk.backend, auto_create=True)
+        for one in (Sends(desk.door, view, "test"), Topics(desk.door, "g0", view)):
+            desk.door.join(one.handlers())
+        if fails:  # the topic gets no record, and so the default number of queues
+            monkeypatch.setattr(store.topic_table, "no_room_for", lambda _name: "it is full")
+        client, asked_for = desk.client(), []
+        with store.replay.paused() if apart else contextlib.nullcontext():
+            for number, queue in sends:
+                asked_for.append(client.send(SEND, send_fields("New", queue, d=number), b"x"))
+                if apart:
+                    desk.run()
+            desk.run()
+        answers = [client.answers.pop(opaque) for opaque in asked_for]
+        assert store.wait_dispatched(store.max_offset, 60)
+        config = store.topic_table.find("New")
+        assert config is not None
+        found = [int(each.fields["queueId"]) for each in answers if each.code == 0]
+        assert max(found) < config.read_queues, "an acknowledged message is hidden"
+        if not fails:
+            assert [each.code for each in answers] == codes and config.read_queues == count
+        assert not view.making
