@@ -370,7 +370,9 @@ def _configured_addresses() -> list[str]:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _use_security(context: click.Context, _option: click.Parameter, path: str | None) -> None:
+def _use_security(
+    context: click.Context, _option: click.Parameter | None, path: str | None
+) -> None:
     """Let all clients of this command use a security file, as if HASTORE_SECURITY named it."""
     if path is None:
         return
@@ -384,6 +386,11 @@ def _use_security(context: click.Context, _option: click.Parameter, path: str | 
 
     os.environ[_SECURITY] = os.path.abspath(path)
     context.call_on_close(restore)
+
+
+def keep_security(context: click.Context) -> None:
+    """Make the path in HASTORE_SECURITY absolute, for a command that changes its folder."""
+    _use_security(context, None, os.environ.get(_SECURITY) or None)
 
 
 with_security: Decorator = click.option(

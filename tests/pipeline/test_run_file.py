@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 
 import pytest
@@ -12,6 +13,7 @@ from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
 from hastore.cli.pipeline import run as run_module
 from hastore.cli.pipeline.jobs_file import read_jobs
+from hastore.client.security import named_file
 from tests.pipeline.audit.kit import copied, flip
 from tests.pipeline.test_export_commits import SPARK, run_here, values
 from tests.spark.stores import numbered, write_store
@@ -53,6 +55,25 @@ def run(folder, capsys):
         return code, json.loads(captured.out), captured.err
 
     return run
+
+
+def test_a_relative_path_in_hastore_security_begins_in_the_folder_of_the_command(
+    run, monkeypatch, tmp_path_factory
+):
+    here = tmp_path_factory.mktemp("here")
+    (here / "client.yaml").write_text("{}")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HASTORE_SECURITY", "client.yaml")
+    seen, call = [], run_module._Run._call
+
+    def watched(self, job, result):
+        seen.append(named_file())
+        return call(self, job, result)
+
+    monkeypatch.setattr(run_module._Run, "_call", watched)
+    assert run(EXPORT)[0] == 0
+    assert seen == [str(here / "client.yaml")]
+    assert os.environ["HASTORE_SECURITY"] == "client.yaml"
 
 
 def outcomes(said):

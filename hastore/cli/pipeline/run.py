@@ -24,6 +24,7 @@ from hastore.cli.common import (
     complete_files,
     explain,
     fitting_table,
+    keep_security,
     print_error,
     print_json,
     print_note,
@@ -99,6 +100,7 @@ def run_command(
         )
         check_submitted(given)
         kept = _Kept(os.path.abspath(state or f"{file}.state"), restart)
+        keep_security(click.get_current_context())
         with contextlib.chdir(os.path.dirname(path)):
             run = _Run(replace(planned, session=given), kept, keep_going, as_json)
             return run.run(file)
