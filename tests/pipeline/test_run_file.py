@@ -208,6 +208,17 @@ WRONG = (
     ("jobs: [{job: audit, a: x, b: y}, {name: audit-1, job: stats}]", "two jobs have the name"),
     ("{jobs: [{job: stats}], spork: 1}", "there is no 'spork'; correct it: did you mean 'spark'"),
     ("{jobs: [{job: stats}], spark: {conf: {memory: 1}}}", "give names that begin with spark."),
+    (
+        "jobs:\n- job: export\n  topic: a\n  topic: b\n  target: x",
+        "jobs.yaml:4: topic is given twice (also line 3); keep one of them, or give an option that "
+        "may be repeated a list, such as topic: [a, b]",
+    ),
+    ("jobs: [{job: stats}]\njobs: [{job: stats}]", "jobs.yaml:2: jobs is given twice"),
+    ("spark: {conf: {spark.x: 1, 'spark.x': 2}}", "jobs.yaml:1: spark.x is given twice"),
+    (
+        "jobs: [{job: export, target: x, file-size: 1, file_size: 2}]",
+        "job 1 (export-1): file-size is given twice; leave one of them out",
+    ),
 )
 
 
@@ -217,6 +228,20 @@ def test_all_mistakes_of_a_file_are_found_before_its_first_job(folder, run, text
     code, said, err = run()
     assert code == said["exit_code"] == 2 and told in said["error"]
     assert str(folder[0] / "jobs.yaml") in said["error"] and len(err.splitlines()) == 1
+
+
+def test_what_is_taken_over_by_an_alias_may_be_given_anew(folder):
+    text = """
+jobs:
+  - &first {job: export, path: store, topic: a, target: x}
+  - &other {<<: *first, topic: b, target: y}
+  - {<<: *other, target: z}
+"""
+    found = read_jobs("jobs.yaml", text, {"export": pipeline_group.get_command(None, "export")})
+    assert [{*one.arguments} for one in found.jobs] == [
+        {"--path=store", f"--topic={topic}", f"--target={target}"}
+        for topic, target in (("a", "x"), ("b", "y"), ("b", "z"))
+    ]
 
 
 STATE = '{{"hastore_pipeline_run": {}}}'

@@ -51,7 +51,7 @@ def read_jobs(path: str, text: str, commands: Mapping[str, click.Command]) -> Jo
     import yaml
 
     try:
-        tree = _tree(text)
+        tree = _tree(path, text)
     except (yaml.YAMLError, *UNREADABLE_YAML) as broken:
         raise UsageError(f"{path} is no YAML; correct it: {broken}") from broken
     if not isinstance(tree, dict) or not isinstance(tree.get("jobs"), list) or not tree["jobs"]:
@@ -66,10 +66,11 @@ def read_jobs(path: str, text: str, commands: Mapping[str, click.Command]) -> Jo
     return JobsFile(tuple(jobs), _session(f"{path}: spark", tree.get("spark")))
 
 
-def _tree(text: str) -> Any:
+def _tree(path: str, text: str) -> Any:
     """Return what a text of YAML says, with numbers as texts, as they are written.
 
     YAML would read the topic 0123 as 83, and 12:30 as 750. The options read their own numbers.
+    Raises UsageError for a key that is given twice: YAML's parser would drop the first value.
     """
     import yaml
 
@@ -78,6 +79,21 @@ def _tree(text: str) -> Any:
             first: [pair for pair in pairs if pair[0] not in _NUMBERS]
             for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
+
+        # Here, and not where the mapping is made: by then the keys of aliases (<<) are in it, too.
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            lines: dict[tuple[str, str], int] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                name, line = (key.tag, key.value), key.start_mark.line + 1
+                if name in lines:
+                    raise UsageError(
+                        f"{path}:{line}: {key.value} is given twice (also line {lines[name]}); "
+                        "keep one of them, or give an option that may be repeated a list, such as "
+                        "topic: [a, b]"
+                    )
+                lines[name] = line
+            return node
 
     loader = Loader(text)
     try:
@@ -99,7 +115,12 @@ def _planned(
     positional = [one.name for one in command.params if isinstance(one, click.Argument)]
     options = {_long(one): one for one in command.params if isinstance(one, click.Option)}
     known = [*_OF_THE_FILE, *positional, *(set(options) - _OF_THE_RUN)]
-    given = {str(key).replace("_", "-"): value for key, value in entry.items()}
+    given: dict[str, object] = {}
+    for key, value in entry.items():
+        word = str(key).replace("_", "-")
+        if word in given:
+            raise UsageError(f"{where}: {word} is given twice; leave one of them out")
+        given[word] = value
     _check_keys(where, given, known)
     arguments: list[str] = []
     for key, value in given.items():
