@@ -167,7 +167,7 @@ def check_read_position(
         )
     if known.mark is None or known.next - 1 < there.start:
         return
-    found = read_mark(backend, key, known.next - 1)
+    found = read_mark(backend, key, known.next - 1, there.start)
     if found != known.mark:
         raise PositionLostError(
             f"the message {known.next - 1} of {key} at {backend.where} is not the one that was "
@@ -181,7 +181,7 @@ def end_positions(
 ) -> dict[TopicPartition, ReadPosition]:
     """Return the positions after ranges, for `check_unchanged`: call it before they are read."""
     return {
-        key: ReadPosition(span.end, read_mark(backend, key, span.end - 1))
+        key: ReadPosition(span.end, read_mark(backend, key, span.end - 1, span.start))
         for key, span in ranges.items()
     }
 
@@ -197,20 +197,32 @@ def check_unchanged(backend: Backend, ends: Mapping[TopicPartition, ReadPosition
         there = available.get(key)
         if position.mark is None or (there is not None and position.next - 1 < there.start):
             continue  # retention has removed the record since
-        gone = there is None or position.next > there.end
-        if gone or read_mark(backend, key, position.next - 1) != position.mark:
+        if (
+            there is None
+            or position.next > there.end
+            or read_mark(backend, key, position.next - 1, there.start) != position.mark
+        ):
             raise PositionLostError(
                 f"{key} at {backend.where} was cut by a failover while it was read; nothing of the "
                 "cut messages was made visible. Run the job again"
             )
 
 
-def read_mark(backend: Backend, key: TopicPartition, offset: int) -> RecordMark | None:
-    """Return the marks of the message at a queue offset; None if it is not there."""
-    span = QueueRange(key.topic, key.partition, offset, offset + 1, backend.limit_offset())
-    found = None
-    for batch in backend.read_queue(span, BatchBuilder(projection_of(MARK_COLUMNS))):
-        found = mark_of(batch)
+def read_mark(backend: Backend, key: TopicPartition, offset: int, low: int) -> RecordMark | None:
+    """Return the marks of the message at a queue offset; None if it is not there.
+
+    Those of an inner batch that is left whole are its record's, at each of its offsets. It is one
+    row at its first offset, which is looked for farther and farther back, down to `low`.
+    """
+    start, back, found = offset, 1, None
+    while found is None:
+        span = QueueRange(key.topic, key.partition, start, offset + 1, backend.limit_offset())
+        builder = BatchBuilder(projection_of(MARK_COLUMNS))
+        for batch in backend.read_queue(span, builder):
+            found = mark_of(batch) or found
+        if start <= low or not builder.left_whole:
+            break
+        start, back = max(low, offset - back), 2 * back
     return found
 
 

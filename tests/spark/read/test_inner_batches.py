@@ -10,11 +10,13 @@ import pytest
 from hastore.client.consumer.range_reader import Chunk
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.pipeline.export import ExportOptions, export
+from hastore.pipeline.read_positions import read_mark
 from hastore.pipeline.where import Where
 from hastore.record.codec import Host, Record, encode_record
 from hastore.spark.arrow import inner_batches
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
+from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.read import stores
 from hastore.spark.read.servers import ServerBackend
@@ -160,6 +162,23 @@ def test_an_export_counts_no_message_of_a_batch_left_whole_as_lost(tmp_path, mon
     chunk = Chunk(memoryview(b"".join(raws)), b"", [])
     list(ServerBackend(("tcp://a:1",), True)._build(chunk, QueueRange("inner", 3, 0, END), builder))
     assert builder.left_whole == (flags != WRAPPED)
+
+
+def test_an_export_of_batches_left_whole_goes_on_behind_the_last_one(tmp_path, monkeypatch):
+    raws = records((0x80,))
+    write(tmp_path / "store", raws)
+    run_here(monkeypatch)
+    where = Where(str(tmp_path / "store"), topics=("inner",))
+    export(SPARK, where, str(tmp_path / "target"))
+    assert export(SPARK, where, str(tmp_path / "target")).messages == 0
+    with PathBackend(str(tmp_path / "store"), True) as backend:
+        key = TopicPartition("inner", 3)
+        marks = [read_mark(backend, key, at, 0) for at in (END - 1, 307, 8, 0)]
+        assert read_mark(backend, key, 307, 10) is None
+    assert [mark.size for mark in marks] == [len(raws[at]) for at in (-1, 2, 2, 0)]
+    write(tmp_path / "other", [*raws[:-1], batch(310, 40, sum(map(len, raws[:-1])), flags=0x81)])
+    with pytest.raises(PositionLostError, match="the message 349 of inner-3 .* is not the one"):
+        export(SPARK, Where(str(tmp_path / "other"), topics=("inner",)), str(tmp_path / "target"))
 
 
 def test_missing_batches_are_lost_messages(tmp_path):
