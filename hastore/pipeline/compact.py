@@ -44,7 +44,7 @@ from hastore.pipeline.read_positions import (
     unread,
 )
 from hastore.pipeline.running import Start, Stopwatch, run_action
-from hastore.pipeline.target import Target, check_compression, escape
+from hastore.pipeline.target import Target, check_compression, check_folders, folder_of
 from hastore.pipeline.where import Where, as_option, servers_option
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
@@ -144,6 +144,8 @@ def compact_with(
             )
             progress.keep(f"{opened.path} is as it was before")
             if ranges or not opened.number:
+                if not opened.in_place:
+                    check_folders(opened.path, (topic,))
                 spark, number = watch.start(), opened.number
                 try:
                     _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
@@ -269,7 +271,7 @@ def _rewrite(
         span.size * record_sizes(backend, {key: span})[key.topic] for key, span in ranges.items()
     )
     number = target.number + 1
-    folder, changes_folder = f"topic={escape(topic)}", f"{CHANGES}/{number:08}"
+    folder, changes_folder = folder_of(topic), f"{CHANGES}/{number:08}"
     if target.in_place:
         folder, changes_folder = f"{DATA}/{folder}", f"{changes_folder}-{target.run}"
     writer = RowWriter(

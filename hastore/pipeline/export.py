@@ -44,7 +44,7 @@ from hastore.pipeline.read_positions import (
     unread,
 )
 from hastore.pipeline.running import Start, Stopwatch, run_tasks
-from hastore.pipeline.target import StagedFile, Target
+from hastore.pipeline.target import StagedFile, Target, check_folders
 from hastore.pipeline.where import Where, as_option
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions
@@ -306,7 +306,10 @@ def _settle(
     schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()
     if options.format == "orc":
         check_orc(schema)
-    return shape, target.prepare(schema)
+    prepared = target.prepare(schema)
+    if not target.flat and not is_bucket(target.root):
+        check_folders(target.root, {key.topic for key in ranges})
+    return shape, prepared
 
 
 def _merge(

@@ -32,7 +32,7 @@ from hastore.pipeline.places import Place, is_bucket, place_of
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import MARK_COLUMNS, RecordMark, mark_of
 from hastore.pipeline.running import Start, run_tasks
-from hastore.pipeline.target import StagedFile, Target, escape, needs_room
+from hastore.pipeline.target import StagedFile, Target, folder_of, needs_room
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -338,7 +338,7 @@ class FileSet(TaskFiles[tuple[str, int]]):
         name = f"part-{self._attempt}-{self._count:04}.{self._layout.format}"
         self._count += 1
         date = str(np.datetime64(day, "D")) if day in _DAYS else None
-        folder = os.path.join(f"topic={escape(topic)}", f"date={date or _NO_DATE}")
+        folder = os.path.join(folder_of(topic), f"date={date or _NO_DATE}")
         final = name if self._layout.flat else os.path.join(folder, name)
         staged = os.path.join(self._layout.staging, final if self._layout.in_place else name)
         if self._layout.in_place:

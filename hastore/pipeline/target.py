@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -296,7 +296,18 @@ class Target:
             final = self.path / file["final"]
             staged = self.path / file["staged"]
             if staged.exists():
-                final.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    final.parent.mkdir(parents=True, exist_ok=True)
+                except OSError as failed:
+                    if failed.errno != errno.ENAMETOOLONG:
+                        raise
+                    # Runs are refused in time now (check_folder), but older versions were not.
+                    raise UsageError(
+                        f"{self.path} has a commit whose files cannot get to their places: the "
+                        f"name of {os.path.dirname(file['final'])} is too long for its file "
+                        f"system; remove {staged} to go on without its messages, and export that "
+                        "topic to another target with --format delta"
+                    ) from failed
                 os.rename(staged, final)
                 folders.add(final.parent)
         return folders
@@ -400,6 +411,29 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StoreBrokenError(f"{path} is damaged: it holds no object; restore it from a backup")
     return value
+
+
+def check_folders(root: str | os.PathLike[str], topics: Iterable[str]) -> None:
+    """Raise UsageError for a topic whose folder under a path would have too long a name.
+
+    To be called before a commit: one that names such files could never be completed.
+    """
+    there = next(path for path in (Path(root), *Path(root).parents) if path.exists())
+    most = os.pathconf(there, "PC_NAME_MAX")
+    for topic in topics:
+        size = len(os.fsencode(folder_of(topic)))
+        if size > most:
+            raise UsageError(
+                f"the topic {topic!r} cannot have a folder in {os.fspath(root)}: its name has "
+                f"{size} bytes there, and the file system takes {most}. Leave this topic out "
+                "(--topic, --pattern); give it another target, in a bucket (s3://BUCKET/FOLDER), "
+                "or one of `export --format delta`"
+            )
+
+
+def folder_of(topic: str) -> str:
+    """Return the name of a topic's folder."""
+    return f"topic={escape(topic)}"
 
 
 def escape(value: str) -> str:

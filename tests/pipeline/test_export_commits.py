@@ -15,6 +15,7 @@ from hastore.pipeline.compact import compact
 from hastore.pipeline.delta import DeltaLog
 from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
+from hastore.record.layout import V2_MAGIC
 from hastore.spark.read.clusters import partition_of
 from tests.spark.stores import numbered, write_store
 
@@ -157,6 +158,40 @@ def test_a_run_may_leave_bodies_compressed_to_get_past_one_that_is_damaged(tmp_p
     overwrite(store, [*flagged, ("t", 0, {"body": b"plain"}), flagged[0]])
     assert export(SPARK, where, str(target)).messages == 1
     assert b"long " * 100 in values(target)
+
+
+LONG = "%RETRY%" + "g" * 248
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc", "iceberg", "delta"])
+def test_a_topic_whose_folder_would_have_too_long_a_name_is_refused_in_time(
+    tmp_path, monkeypatch, form
+):
+    run_here(monkeypatch)
+    store, target = str(tmp_path / "store"), str(tmp_path / "target")
+    messages = [(topic, 0, {"body": b"1", "magic": V2_MAGIC}) for topic in ("orders", LONG)]
+    write_store(store, messages)
+    options = ExportOptions(format=form)
+    if form == "delta":  # its files are all in one folder
+        assert export(SPARK, Where(store), target, options).messages == 2
+        return
+    with pytest.raises(UsageError, match=f"the topic '{LONG}' cannot have a folder in {target}.*"):
+        export(SPARK, Where(store), target, options)
+    assert export(SPARK, Where(store, topics=("orders",)), target, options).messages == 1
+
+
+def test_a_topic_with_the_longest_name_that_a_folder_takes_is_exported(tmp_path, monkeypatch):
+    run_here(monkeypatch)
+    longest = "%RETRY%" + "g" * (255 - len("topic=%25RETRY%25"))
+    write_store(tmp_path / "store", [(longest, 0, {"body": b"1", "magic": V2_MAGIC})])
+    assert export(SPARK, Where(str(tmp_path / "store")), str(tmp_path / "target")).messages == 1
+    assert values(tmp_path / "target") == [b"1"]
+
+
+def test_compact_refuses_a_topic_whose_folder_would_have_too_long_a_name(tmp_path):
+    write_store(tmp_path / "store", [(LONG, 0, {"body": b"1", "magic": V2_MAGIC})])
+    with pytest.raises(UsageError, match="cannot have a folder"):
+        compact(SPARK, Where(str(tmp_path / "store"), topics=(LONG,)), str(tmp_path / "t"))
 
 
 def test_compact_takes_no_list_of_topics(tmp_path):

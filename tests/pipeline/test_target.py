@@ -1,5 +1,6 @@
 """The commits of a target: all of a run's files or none, wherever a run dies."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -231,6 +232,21 @@ def test_a_damaged_commit_is_named(tmp_path):
     commit.write_text("{")
     with pytest.raises(module.StoreBrokenError, match="00000001.json is damaged"):
         Target(tmp_path / "t", "export").__enter__()
+
+
+def test_a_commit_with_a_name_that_is_too_long_says_how_to_go_on(tmp_path):
+    """An older version has made such commits, and left its file staged."""
+    folder = f"topic={'g' * 250}"
+    with Target(tmp_path / "t", "export") as target:
+        long = dataclasses.replace(stage(target, "a.parquet", "A"), final=f"{folder}/a.parquet")
+        with pytest.raises(UsageError, match=f"the name of {folder} is too long"):
+            target.commit({"done": 1}, [stage(target, "b.parquet", "B"), long])
+    with pytest.raises(UsageError, match=f"remove {tmp_path}/t/{long.staged} to go on without"):
+        Target(tmp_path / "t", "export").__enter__()
+    (tmp_path / "t" / long.staged).unlink()
+    with Target(tmp_path / "t", "export") as target:
+        assert target.state == {"done": 1}
+    assert visible(tmp_path / "t") == {"b.parquet": "B"}
 
 
 def test_names_of_folders_are_escaped_as_spark_does():
