@@ -37,10 +37,10 @@ from hastore.pipeline.object_target import CHANGES, DATA, ObjectTarget, target_o
 from hastore.pipeline.parquet_files import TASK_BYTES, record_sizes
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import (
-    ReadPositions,
+    Unread,
     check_unchanged,
     end_positions,
-    positions_as_json,
+    positions_as_state,
     unread,
 )
 from hastore.pipeline.running import Start, Stopwatch, run_action
@@ -139,16 +139,14 @@ def compact_with(
         with target_of(target, "compact") as opened:
             options = _take_over(opened.path, opened.state, topic, options)
             published = _publish(watch.start, opened, options, progress)  # of a run that died
-            positions, ranges, lost = unread(
-                backend, strategy, opened.state, fail_on_data_loss=fail
-            )
+            found = unread(backend, strategy, opened.state, fail_on_data_loss=fail)
             progress.keep(f"{opened.path} is as it was before")
-            if ranges or not opened.number:
+            if found.ranges or found.lost or not opened.number:
                 if not opened.in_place:
                     check_folders(opened.path, (topic,))
                 spark, number = watch.start(), opened.number
                 try:
-                    _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
+                    _rewrite(spark, opened, where, backend, found, options, progress)
                 except StoreFullError as full:
                     has = "The target has what it had before"
                     if opened.number != number:
@@ -160,12 +158,12 @@ def compact_with(
             return CompactSummary(
                 target=str(opened.path),
                 topic=topic,
-                read=sum(span.size for span in ranges.values()),
+                read=sum(span.size for span in found.ranges.values()),
                 keys=state["keys"],
                 without_key=state["without_key"],
                 files=len(files),
                 bytes=sum(files.values()),
-                lost_messages=sum(one.messages for one in lost),
+                lost_messages=sum(one.messages for one in found.lost),
                 published=published,
                 seconds=watch.seconds,
             )
@@ -254,13 +252,12 @@ def _rewrite(
     target: Target | ObjectTarget,
     where: Where,
     backend: Backend,
-    ranges: Mapping[TopicPartition, OffsetRange],
-    positions: ReadPositions,
+    found: Unread,
     options: CompactOptions,
     progress: JobProgress,
 ) -> None:
     """Write the files anew from those of the run before and the ranges, and commit them."""
-    (topic,) = where.topics
+    (topic,), ranges = where.topics, found.ranges
     ends = end_positions(backend, ranges)
     before = target.files()
     frame = _messages(spark, where, ranges, options).withColumn(FRESH, f.lit(True))
@@ -308,7 +305,7 @@ def _rewrite(
         },
         "keep_without_key": options.keep_without_key,
         "columns": list(COLUMNS),
-        "positions": positions_as_json(positions | ends),
+        **positions_as_state(found.positions | ends, found.topics),
         "keys": with_key,
         "without_key": sum(file.rows for file in files) - with_key,
     }

@@ -40,7 +40,7 @@ from hastore.pipeline.read_positions import (
     ReadPositions,
     check_unchanged,
     end_positions,
-    positions_as_json,
+    positions_as_state,
     unread,
 )
 from hastore.pipeline.running import Start, Stopwatch, run_tasks
@@ -122,6 +122,7 @@ class _Run:
 
     target: ExportTarget
     positions: ReadPositions
+    topics: frozenset[str]  # see Unread
     progress: JobProgress
     ends: ReadPositions  # of the ranges of the run, with the marks that were there before its tasks
     shape: dict[str, Any] = field(default_factory=dict)  # see shape_of; it never changes
@@ -152,7 +153,7 @@ class _Run:
         state = {
             "shape": self.shape,
             "json_ddl": self.json_ddl,
-            "positions": positions_as_json(positions),
+            **positions_as_state(positions, self.topics),
         }
         with interrupted_later():  # a stop reports all that is committed
             try:
@@ -229,13 +230,13 @@ def export_with(
         # meanwhile, and have exported more than there was.
         select(parsed.strategy, backend)
         with _target(target, options) as opened:
-            positions, ranges, lost = unread(
+            positions, topics, ranges, lost = unread(
                 backend, parsed.strategy, opened.state, fail_on_data_loss=options.fail_on_data_loss
             )
             progress.keep(f"nothing new was exported to {opened.path}")
             options, taken = take_over(opened.path, opened.state, options)
-            run = _Run(opened, positions, progress, end_positions(backend, ranges))
-            if ranges:
+            run = _Run(opened, positions, topics, progress, end_positions(backend, ranges))
+            if ranges or lost:
                 spark = watch.start()
                 run.shape, run.schema = _settle(spark, opened, options, backend, ranges)
                 given = None if options.json_schema == INFER else options.json_schema
@@ -243,6 +244,8 @@ def export_with(
                 cores = spark.sparkContext.defaultParallelism
                 pieces = plan(backend, ranges, cores, options.file_bytes)
                 _write_all(spark, run, backend, pieces, parsed, options)
+                if not ranges:
+                    run.commit(backend, [])  # so that what is lost is counted once
             merged = _merge(watch.start, opened, options, progress) if options.merge else (0, 0)
     return ExportSummary(
         target=str(opened.path),

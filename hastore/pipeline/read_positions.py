@@ -6,13 +6,14 @@ nothing before it was cut, because a cut removes the end of the log. RocketMQ's 
 epochs, so the marks are fields of the record itself.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from hastore.errors import PositionLostError, UsageError
+from hastore.record.topic_records import MAX_QUEUES
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -22,6 +23,7 @@ from hastore.spark.read.backend import Backend
 from hastore.spark.read.clusters import is_of_cluster
 from hastore.spark.read.planning import select
 
+_ALL_QUEUES = "all_queues"  # of a commit's state: the topics whose queues all have a position
 MARK_COLUMNS = (Column.PHYSICAL_OFFSET, Column.SIZE, Column.BODY_CRC, Column.TIMESTAMP)
 
 
@@ -59,16 +61,18 @@ class ReadPosition:
 ReadPositions = dict[TopicPartition, ReadPosition]
 
 
-def positions_as_json(positions: Mapping[TopicPartition, ReadPosition]) -> dict[str, Any]:
-    """Return positions by topic and queue."""
+def positions_as_state(
+    positions: Mapping[TopicPartition, ReadPosition], topics: Iterable[str]
+) -> dict[str, Any]:
+    """Return what a commit's state has for the next run: see Unread."""
     tree: dict[str, Any] = {}
     for key in sorted(positions):
         tree.setdefault(key.topic, {})[str(key.partition)] = positions[key].as_json()
-    return tree
+    return {"positions": tree, _ALL_QUEUES: sorted(topics)}
 
 
 def positions_from_json(tree: Mapping[str, Any]) -> ReadPositions:
-    """Return the positions that `positions_as_json` wrote."""
+    """Return the positions in what `positions_as_state` returned."""
     return {
         TopicPartition(topic, int(queue)): ReadPosition.from_json(value)
         for topic, queues in tree.items()
@@ -83,51 +87,79 @@ class Lost(NamedTuple):
     messages: int
 
 
+class Unread(NamedTuple):
+    """What a target does not have yet.
+
+    A commit must have all the positions: also those of queues without messages, and of queues that
+    it has not come to. So the next run knows which queues are new since.
+    """
+
+    positions: ReadPositions  # where it goes on
+    topics: frozenset[str]  # whose queues all have a position
+    ranges: dict[TopicPartition, OffsetRange]
+    lost: list[Lost]
+
+
 def unread(
     backend: Backend, strategy: Strategy, state: Mapping[str, Any], *, fail_on_data_loss: bool
-) -> tuple[ReadPositions, dict[TopicPartition, OffsetRange], list[Lost]]:
-    """Return where the last commit of a target has read to, and what `next_ranges` says from there.
+) -> Unread:
+    """Return what is there of the topics, but not in a target, whose last commit has this state.
 
     Call it with the target locked: another run may have read more since.
-    """
-    positions = positions_from_json(state.get("positions", {}))
-    available = backend.readable(select(strategy, backend))
-    return positions, *next_ranges(
-        backend, available, positions, fail_on_data_loss=fail_on_data_loss
-    )
-
-
-def next_ranges(
-    backend: Backend,
-    available: Mapping[TopicPartition, OffsetRange],
-    positions: Mapping[TopicPartition, ReadPosition],
-    *,
-    fail_on_data_loss: bool,
-) -> tuple[dict[TopicPartition, OffsetRange], list[Lost]]:
-    """Return what to read next of each queue, and what is lost.
 
     Raises PositionLostError if the log was cut after it was read, and, with `fail_on_data_loss`, if
     retention has removed messages that were never read. Raises UsageError if the positions are of a
     group alone and the queues of a whole cluster, or the other way.
     """
-    _check_numbers(backend, available, positions)
+    committed = positions_from_json(state.get("positions", {}))
+    available = backend.readable(select(strategy, backend))
+    _check_numbers(backend, available, committed)
+    topics = frozenset(state.get(_ALL_QUEUES, ()))
+    positions = _beginnings(available, committed, topics) | committed
     ranges, lost = {}, []
     for key in sorted(available):
-        there, known = available[key], positions.get(key)
-        start = there.start if known is None else known.next
-        if known is not None:
-            check_read_position(backend, key, known, there)
+        there, start = available[key], positions[key].next
+        if key in committed:
+            check_read_position(backend, key, committed[key], there)
         if start < there.start:
             lost.append(Lost(key, there.start - start))
             if fail_on_data_loss:
+                new = "" if key in committed else ", which is new since the last run,"
                 raise PositionLostError(
-                    f"the messages [{start}, {there.start}) of {key} at {backend.where} were "
+                    f"the messages [{start}, {there.start}) of {key}{new} at {backend.where} were "
                     "removed before they were read; give --allow-data-loss to go on without them"
                 )
             start = there.start
+            if start >= there.end:  # no range whose commit says that these are counted
+                positions[key] = ReadPosition(start, None)
         if start < there.end:
             ranges[key] = OffsetRange(start, there.end)
-    return ranges, lost
+    return Unread(positions, topics | {key.topic for key in available}, ranges, lost)
+
+
+def _beginnings(
+    available: Mapping[TopicPartition, OffsetRange],
+    committed: Mapping[TopicPartition, ReadPosition],
+    topics: Container[str],
+) -> ReadPositions:
+    """Return where to begin in the queues without a position.
+
+    If a commit has all queues of a topic, another one is new since, and its messages from 0 on have
+    come since. Of a topic, or of a group of a cluster, that the target does not have yet, what is
+    there counts. So it does if only older versions have exported the topic: their commits lack the
+    queues that had no message.
+    """
+    known = {_topic_of_group(key) for key in committed if key.topic in topics}
+    return {
+        key: ReadPosition(0 if _topic_of_group(key) in known else min(there), None)
+        for key, there in available.items()
+        if key not in committed
+    }
+
+
+def _topic_of_group(key: TopicPartition) -> tuple[str, int]:
+    """Return a queue's topic, and the number of its group in a cluster."""
+    return key.topic, key.partition // MAX_QUEUES
 
 
 def _check_numbers(

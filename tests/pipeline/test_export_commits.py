@@ -96,6 +96,98 @@ def test_messages_that_are_removed_during_the_run_are_counted(tmp_path, monkeypa
     assert len(values(target)) == summary.messages
 
 
+def write_anew(store, messages, *, removed=0):
+    """Write a store of small files, and remove the first ones, as retention does."""
+    shutil.rmtree(store, ignore_errors=True)
+    write_store(store, messages, file_size=1 << 12)
+    for file in sorted((store / "commitlog").iterdir())[:removed]:
+        file.unlink()
+
+
+def written(queue, count, *, topic="t"):
+    return [(topic, queue, {**fields}) for _, _, fields in numbered(count)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta", "iceberg"])
+def test_what_retention_removes_of_a_queue_that_is_new_since_the_last_run_is_lost(
+    tmp_path, monkeypatch, form
+):
+    """In the last run it had no message, so nothing was read of it then."""
+    run_here(monkeypatch)
+    store, target = tmp_path / "store", str(tmp_path / "target")
+    first, second = written(0, 3), written(1, 60)
+    where = Where(str(store), topics=("t",))
+    write_anew(store, first)
+    assert export(SPARK, where, target, ExportOptions(format=form)).messages == 3
+    write_anew(store, first + second, removed=1)
+    with pytest.raises(PositionLostError, match=r"the messages \[0, .* of t-1, which is new since"):
+        export(SPARK, where, target, ExportOptions(format=form))
+    options = ExportOptions(format=form, fail_on_data_loss=False)
+    found = export(SPARK, where, target, options)
+    assert found.messages + found.lost_messages == 60 and found.lost_messages > 0
+    assert export(SPARK, where, target, options).lost_messages == 0
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta", "iceberg"])
+def test_messages_that_are_lost_are_counted_once_also_if_there_is_nothing_else(
+    tmp_path, monkeypatch, form
+):
+    run_here(monkeypatch)
+    store, target = tmp_path / "store", str(tmp_path / "target")
+    first, second = written(0, 3), written(1, 60)
+    where = Where(str(store), topics=("t",))
+    write_anew(store, first)
+    export(SPARK, where, target, ExportOptions(format=form))
+    write_anew(store, first + second + written(0, 60, topic="u"), removed=2)
+    options = ExportOptions(format=form, fail_on_data_loss=False)
+    found = export(SPARK, where, target, options)
+    assert (found.messages, found.lost_messages, found.commits) == (0, 60, 1)
+    found = export(SPARK, where, target, ExportOptions(format=form))
+    assert (found.lost_messages, found.commits) == (0, 0)
+
+
+def test_a_queue_that_a_run_did_not_come_to_is_not_new_in_the_next_one(tmp_path, monkeypatch):
+    """A run that is stopped has committed where it would have begun in the other queues."""
+    store, target = tmp_path / "store", tmp_path / "target"
+    write_anew(store, written(0, 40) + written(1, 60), removed=2)
+
+    def stop(number):
+        raise KeyboardInterrupt
+
+    where, options = Where(str(store), topics=("t",)), ExportOptions(file_bytes=SMALL)
+    with monkeypatch.context() as patch:
+        run_here(patch, stop)
+        with pytest.raises(KeyboardInterrupt):
+            export(SPARK, where, str(target), options)
+    assert 0 < len(values(target)) < 60
+    run_here(monkeypatch)
+    assert export(SPARK, where, str(target), options).lost_messages == 0
+
+
+@pytest.mark.parametrize("case", ["another topic", "another group", "an older version"])
+def test_where_the_first_messages_may_be_gone_before_a_queue_is_read(tmp_path, monkeypatch, case):
+    run_here(monkeypatch)
+    store, target = tmp_path / "store", tmp_path / "target"
+    queue = partition_of("g1", 0)
+    first = written(queue, 3)
+    joined = written(queue + 1, 60)
+    if case == "another topic":
+        joined = written(queue, 60, topic="u")
+    elif case == "another group":
+        joined = written(partition_of("g2", 0), 60)
+    write_anew(store, first)
+    export(SPARK, Where(str(store)), str(target))
+    if case == "an older version":  # and, since, a run of this one for another topic
+        (commit,) = (target / "_hastore" / "commits").iterdir()
+        commit.write_text(commit.read_text().replace('"all_queues"', '"unknown"'))
+        write_anew(store, first + written(queue, 1, topic="u"))
+        assert export(SPARK, Where(str(store), topics=("u",)), str(target)).messages == 1
+    write_anew(store, first + joined, removed=1)
+    topic = joined[0][0]
+    found = export(SPARK, Where(str(store), topics=(topic,)), str(target))
+    assert found.lost_messages == 0 and 0 < found.messages < 60
+
+
 def test_a_run_that_ended_a_moment_ago_may_have_exported_more_than_there_was(tmp_path, monkeypatch):
     store, target = tmp_path / "store", tmp_path / "target"
     messages = numbered(40)

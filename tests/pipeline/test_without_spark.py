@@ -11,7 +11,7 @@ from hastore.pipeline import export as export_job
 from hastore.pipeline import lag, running
 from hastore.pipeline.compact import COLUMNS
 from hastore.pipeline.export import export
-from hastore.pipeline.read_positions import end_positions, positions_as_json
+from hastore.pipeline.read_positions import end_positions, positions_as_state
 from hastore.pipeline.stats import StatsOptions
 from hastore.pipeline.target import Target
 from hastore.pipeline.where import Where
@@ -81,7 +81,7 @@ def test_a_compaction_with_nothing_new(store, run, tmp_path):
     with open_backend(Where(str(store), topics=("t",)).parsed()) as backend:
         ends = end_positions(backend, backend.available())
     state = {"topic": "t", "to_topic": None, "changes": None, "keep_without_key": False}
-    state |= {"columns": list(COLUMNS), "positions": positions_as_json(ends)}
+    state |= {"columns": list(COLUMNS), **positions_as_state(ends, {"t"})}
     with Target(target, "compact") as opened:
         opened.commit({**state, "keys": 20, "without_key": 0}, [])
     found = run("compact", "--path", store, "--topic", "t", "--target", target)

@@ -6,7 +6,7 @@ import shutil
 import pyarrow as pa
 import pytest
 
-from hastore.errors import CorruptRecordError, UsageError
+from hastore.errors import CorruptRecordError, PositionLostError, UsageError
 from hastore.pipeline.committed import committed_dataset
 from hastore.pipeline.compact import CompactOptions, Destination, compact
 from hastore.pipeline.compact_files import FRESH, RowWriter
@@ -16,6 +16,7 @@ from hastore.pipeline.where import Where
 from hastore.spark.read.stores import PathBackend
 from hastore.store.offline.reader import StoreReader
 from tests.pipeline.s3 import client, new_target, s3_server
+from tests.pipeline.test_export_commits import write_anew, written
 from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.spark.stores import write_store
 
@@ -193,6 +194,20 @@ def test_a_new_topic_gets_each_change_once_when_a_run_dies(
         compact(spark, where, str(target), other)
     with pytest.raises(UsageError, match="has messages already"):
         compact(spark, where, str(tmp_path / "other"), options)
+
+
+def test_what_retention_removes_of_a_queue_that_is_new_since_the_last_run_is_lost(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    where, first, second = Where(str(store), topics=("t",)), written(0, 3), written(1, 60)
+    write_anew(store, first)
+    assert compact(spark, where, str(target)).read == 3
+    write_anew(store, first + second, removed=1)
+    with pytest.raises(PositionLostError, match=r"\[0, .* of t-1, which is new since the last run"):
+        compact(spark, where, str(target))
+    options = CompactOptions(fail_on_data_loss=False)
+    found = compact(spark, where, str(target), options)
+    assert found.read + found.lost_messages == 60 and found.lost_messages > 0
+    assert compact(spark, where, str(target)).lost_messages == 0
 
 
 def test_wrong_topics_are_refused(spark, tmp_path):
