@@ -13,12 +13,13 @@ has fixed them, and the write's name is fixed too. So the sink finds out, after 
 are stored already, and each change is in the topic once.
 """
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
@@ -28,6 +29,7 @@ from hastore.client.connections.bootstrap import cluster_of, parse_bootstrap
 from hastore.errors import StoreFullError, UsageError
 from hastore.pipeline.compact_files import (
     FRESH,
+    Fitting,
     RowWriter,
     read_rows,
     staged_files,
@@ -97,6 +99,8 @@ class CompactSummary:
     bytes: int
     lost_messages: int
     published: int  # messages written to the topic of the destination
+    dropped_headers: int  # of these, and tags, which only the files have: they cannot be sent
+    left_out: int  # messages that cannot be sent and are in the files only
     seconds: float
 
 
@@ -152,7 +156,7 @@ def compact_with(
                     if opened.number != number:
                         has = "The commit is made, and the next run moves its files to their places"
                     raise StoreFullError(f"{full}. {has}") from full
-                published += _publish(watch.start, opened, options, progress)
+                published = published.plus(_publish(watch.start, opened, options, progress))
             files = opened.files()
             state = opened.state
             return CompactSummary(
@@ -164,7 +168,9 @@ def compact_with(
                 files=len(files),
                 bytes=sum(files.values()),
                 lost_messages=sum(one.messages for one in found.lost),
-                published=published,
+                published=published.rows,
+                dropped_headers=published.dropped,
+                left_out=published.left_out,
                 seconds=watch.seconds,
             )
 
@@ -237,14 +243,15 @@ def _take_over(
 
 def _publish(
     start: Start, target: Target | ObjectTarget, options: CompactOptions, progress: JobProgress
-) -> int:
+) -> "Published":
     if options.destination is None:
-        return 0
+        return Published()
     progress.keep(
         f"{target.path} is up to date, and topic {options.destination.topic} has a part of the "
         "changes"
     )
-    return publish(start, target, options.destination, _DDL, progress)
+    fitting = Fitting(target.state.get("topic", ""), not options.fail_on_data_loss)
+    return publish(start, target, options.destination, fitting, progress)
 
 
 def _rewrite(
@@ -278,6 +285,8 @@ def _rewrite(
         changes=options.destination is not None,
         deletions=bool(before),  # in a new topic there is nothing to delete
         changes_staging=changes_folder if target.in_place else None,
+        topic=topic,
+        leaves_out=not options.fail_on_data_loss,
     )
     usual = spark.conf.get(_SHUFFLE) or "200"
     spark.conf.set(_SHUFFLE, str(max(1, round(size / TASK_BYTES))))
@@ -302,6 +311,8 @@ def _rewrite(
             "write": f"hastore-compact-{target.run}-{number}",
             "files": [file.final for file in changes],
             "rows": sum(file.rows for file in changes),
+            "dropped": sum(row.dropped for row in rows),
+            "left_out": sum(row.left_out for row in rows),
         },
         "keep_without_key": options.keep_without_key,
         "columns": list(COLUMNS),
@@ -380,40 +391,67 @@ def check_new(destination: Destination) -> None:
         )
 
 
+class Published(NamedTuple):
+    """What was written to the topic, and what could not be sent."""
+
+    rows: int = 0
+    dropped: int = 0
+    left_out: int = 0
+
+    def plus(self, other: "Published") -> "Published":
+        """Return the sums."""
+        return Published(*map(sum, zip(self, other, strict=True)))
+
+
 def publish(
     start: Start,
     target: Target | ObjectTarget,
     destination: Destination,
-    ddl: str,
+    fitting: Fitting,
     progress: JobProgress,
-) -> int:
-    """Write the changes that the last commit left, and commit that; return the messages written."""
+) -> Published:
+    """Write the changes that the last commit left, and commit that; return what was written."""
     waiting: dict[str, Any] | None = target.state.get("changes")
-    if not waiting or not waiting["files"]:
-        return 0
-    spark = start()
+    if not waiting or not (waiting["files"] or waiting.get("left_out")):
+        return Published()
+    done = Published(waiting["rows"], waiting.get("dropped", 0), waiting.get("left_out", 0))
     names: Sequence[str] = waiting["files"]
+    if names:
+        spark = start()
+        with _one_task_for_each_file(spark):
+            frames = [read_rows(spark, target.root, [name], _DDL) for name in names]
+            frame = functools.reduce(DataFrame.unionByName, frames)
+            if "dropped" not in waiting:  # of an older version, which did not make them fit
+                counts: list[Row] = run_action(spark, "publish", fitting.count(frame), progress)
+                left_out = sum(row.left_out for row in counts)
+                done = Published(done.rows - left_out, sum(row.dropped for row in counts), left_out)
+                frame = fitting.fit(frame, _DDL)
+            writer = (
+                frame.select(*PUBLISHED_COLUMNS)
+                .write.format("hastore")
+                .mode("append")
+                .options(**servers_option(destination.servers))
+                .option("topic", destination.topic)
+                .option("writeId", waiting["write"])
+            )
+            if isinstance(target, ObjectTarget):
+                target.check_counts()  # seconds after the commit, all of the same moment are there
+            run_action(spark, "publish", writer.save, progress)
+    target.commit({**target.state, "changes": None}, [], removed=names)
+    return done
+
+
+@contextlib.contextmanager
+def _one_task_for_each_file(spark: SparkSession) -> Iterator[None]:
+    """Set what keeps a file in one task meanwhile."""
     before = {name: spark.conf.get(name, None) for name in _ONE_TASK}
     for name, value in _ONE_TASK.items():
         spark.conf.set(name, value)
     try:
-        frames = [read_rows(spark, target.root, [name], ddl) for name in names]
-        frame = functools.reduce(DataFrame.unionByName, frames).select(*PUBLISHED_COLUMNS)
-        writer = (
-            frame.write.format("hastore")
-            .mode("append")
-            .options(**servers_option(destination.servers))
-            .option("topic", destination.topic)
-            .option("writeId", waiting["write"])
-        )
-        if isinstance(target, ObjectTarget):
-            target.check_counts()  # seconds after the commit, all of the same moment are there
-        run_action(spark, "publish", writer.save, progress)
+        yield
     finally:
         for name, old in before.items():
             if old is None:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
-    target.commit({**target.state, "changes": None}, [], removed=names)
-    return int(waiting["rows"])

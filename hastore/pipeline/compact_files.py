@@ -7,9 +7,10 @@ written under their final names at once (object_target.py).
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +21,15 @@ from hastore.errors import UsageError
 from hastore.pipeline.parquet_files import parquet_writer, row_groups
 from hastore.pipeline.places import Place, is_bucket, place_of
 from hastore.pipeline.target import StagedFile, needs_room, spark_path
+from hastore.spark.sink.sendable import SendableRows
 
 FRESH = "fresh"  # the column that says whether this run has read the row from the log
-STAGED = "changes boolean, staged string, rows bigint, with_key bigint, bytes bigint"
+STAGED = (
+    "changes boolean, staged string, rows bigint, with_key bigint, bytes bigint, dropped bigint, "
+    "left_out bigint"
+)
 _READ_ROWS = 65_536
+_SHOWN_BYTES = 100  # of a key, in an error
 
 
 @dataclass(frozen=True)
@@ -36,11 +42,14 @@ class RowWriter:
     changes: bool  # write the changes too
     deletions: bool  # with those that delete a key
     changes_staging: str | None = None  # None: as the other files
+    topic: str = ""  # of the messages
+    leaves_out: bool = False  # changes that cannot be sent; without it they are refused
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the batches of one task; yield a row for each file. Runs on an executor.
 
-        Raises StoreFullError, and StoreError if a bucket is not reached.
+        Raises StoreFullError, StoreError if a bucket is not reached, and UsageError for a change
+        that cannot be sent.
         """
         with needs_room(self.target):
             yield from self._write(batches)
@@ -62,9 +71,9 @@ class RowWriter:
             for file in files.values():
                 file.close()
         for kind, file in files.items():
-            if file.rows:
+            if file.rows or file.left_out:
                 with place.named():
-                    size = place.finish(file.name)
+                    size = place.finish(file.name) if file.rows else 0
                 yield pa.RecordBatch.from_pydict(
                     {
                         "changes": [kind],
@@ -72,6 +81,8 @@ class RowWriter:
                         "rows": [file.rows],
                         "with_key": [file.with_key],
                         "bytes": [size],
+                        "dropped": [file.dropped],
+                        "left_out": [file.left_out],
                     }
                 )
 
@@ -95,9 +106,22 @@ class _File:
         folder = owner.changes_staging if changes else None
         self.name = os.path.join(folder or owner.staging, f"part-{uuid.uuid4().hex}.parquet")
         self.rows = self.with_key = 0
+        self._sendable = Fitting(owner.topic, owner.leaves_out).rows() if changes else None
+
+    @property
+    def dropped(self) -> int:
+        """Return how many headers and tags of changes are not sent."""
+        return self._sendable.dropped if self._sendable else 0
+
+    @property
+    def left_out(self) -> int:
+        """Return how many changes are not sent."""
+        return self._sendable.left_out if self._sendable else 0
 
     def write(self, table: pa.Table) -> None:
         chosen = self._owner.choose(table, self._changes)
+        if self._sendable:
+            chosen = self._sendable.apply(chosen)
         if not chosen.num_rows:
             return
         with self._place.named():
@@ -116,6 +140,56 @@ class _File:
                 self._writer.close()
 
 
+@dataclass(frozen=True)
+class Fitting:
+    """Makes changes fit for their topic. The files of the target have all that is not sent.
+
+    It is done before the commit that fixes them: one that the sink refuses would stop every run.
+    """
+
+    topic: str  # of the messages
+    leaves_out: bool
+
+    def rows(self) -> SendableRows:
+        """Return what makes the rows of one file fit."""
+        return SendableRows(self._refuse)
+
+    def _refuse(self, row: Mapping[str, Any], problem: str) -> None:
+        if self.leaves_out:
+            return
+        problem = problem.removesuffix("; encode it, for example with base64()")  # it is stored so
+        key = row["key"] and row["key"][:_SHOWN_BYTES]
+        raise UsageError(
+            f"the message {row['offset']} of {self.topic}-{row['partition']} (key {key!r}) cannot "
+            f"be written to the topic of --to-topic: {problem}. Give --allow-data-loss to leave it "
+            "out there; the files of the target have it"
+        )
+
+    # Changes of an older version, which has committed them as they were; a task has one file.
+
+    def count(self, frame: DataFrame) -> Callable[[], list[Row]]:
+        """Return the action that counts for each file what is dropped and left out.
+
+        It raises UsageError for a row that is refused.
+        """
+        return lambda: frame.mapInArrow(self._count, "dropped bigint, left_out bigint").collect()
+
+    def fit(self, frame: DataFrame, ddl: str) -> DataFrame:
+        """Return the rows as they can be sent."""
+        return frame.mapInArrow(self._fit, ddl)
+
+    def _count(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = self.rows()
+        for batch in batches:
+            rows.apply(pa.Table.from_batches([batch]))
+        yield pa.RecordBatch.from_pydict({"dropped": [rows.dropped], "left_out": [rows.left_out]})
+
+    def _fit(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = self.rows()
+        for batch in batches:
+            yield from rows.apply(pa.Table.from_batches([batch])).to_batches()
+
+
 def write_rows(frame: DataFrame, writer: RowWriter) -> Callable[[], list[Row]]:
     """Return the action that writes a DataFrame and returns a row for each staged file."""
     write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = writer
@@ -129,7 +203,7 @@ def staged_files(rows: list[Row], folder: str, *, changes: bool) -> list[StagedF
             row.staged, os.path.join(folder, os.path.basename(row.staged)), row.rows, row.bytes
         )
         for row in rows
-        if row.changes == changes
+        if row.changes == changes and row.rows
     ]
 
 

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from hastore.errors import PositionLostError, UsageError
-from hastore.record.topic_records import MAX_QUEUES
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.options.source_options import Strategy
 from hastore.spark.read.backend import Backend
-from hastore.spark.read.clusters import is_of_cluster
+from hastore.spark.read.clusters import is_of_cluster, number_in
 from hastore.spark.read.planning import select
 
 _ALL_QUEUES = "all_queues"  # of a commit's state: the topics whose queues all have a position
@@ -159,7 +158,7 @@ def _beginnings(
 
 def _topic_of_group(key: TopicPartition) -> tuple[str, int]:
     """Return a queue's topic, and the number of its group in a cluster."""
-    return key.topic, key.partition // MAX_QUEUES
+    return key.topic, number_in(key)
 
 
 def _check_numbers(

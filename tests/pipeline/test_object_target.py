@@ -201,7 +201,8 @@ def test_changes_of_a_commit_that_does_not_count_are_not_published(url, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(ObjectTarget, "_commits", lambda _: [])  # neither sees the other
             for one in (target, other):
-                one.commit({"changes": {"write": one.run, "files": ["x"], "rows": 1}}, [])
+                changes = {"write": one.run, "files": ["x"], "rows": 1, "dropped": 0}
+                one.commit({"changes": changes}, [])
         destination = compact_job.Destination("latest", "127.0.0.1:1")
         with pytest.raises(StoreInUseError, match="another run"):
             compact_job.publish(MagicMock(), target, destination, "", JobProgress())
@@ -270,6 +271,8 @@ def test_tasks_of_a_compaction_write_to_a_bucket_and_read_there(fs, url):
         {
             "key": [b"a", b"b", None, b"c"],
             "value": [b"1", b"", b"2", b"3"],
+            "headers": pa.nulls(4, pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))),
+            "tags": pa.nulls(4, pa.string()),
             FRESH: [True, True, True, False],
         }
     )

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 @click.option(
     "--allow-data-loss",
     is_flag=True,
-    help="Go on when retention has removed messages that were not read yet.",
+    help="Go on when retention has removed messages that were not read yet, or --to-topic cannot "
+    "take one.",
 )
 @with_session
 @with_json
@@ -98,6 +99,16 @@ def _show(summary: "CompactSummary") -> None:
     )
     if summary.published:
         print_text(f"{summary.published:,} messages were written to the topic")
+    if summary.dropped_headers:
+        print_text(
+            f"{counted(summary.dropped_headers, 'header')} of them cannot be sent, and "
+            "only the files have them"
+        )
+    if summary.left_out:
+        print_text(
+            f"{counted(summary.left_out, 'message')} cannot be written to the topic, and only the "
+            "files have them"
+        )
     if summary.without_key:
         print_text(f"{summary.without_key:,} messages without a key were kept")
     if summary.lost_messages:

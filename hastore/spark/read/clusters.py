@@ -49,7 +49,7 @@ def is_of_cluster(partition: int) -> bool:
     return partition >= MAX_QUEUES  # but for the groups with the number 0, one of 524,288
 
 
-def _number_in(key: TopicPartition) -> int:
+def number_in(key: TopicPartition) -> int:
     """Return the number of the group whose queue a partition is."""
     return key.partition // MAX_QUEUES
 
@@ -321,7 +321,7 @@ class ClusterHead(_OfGroups):
         `available`.
         """
         numbers = self._groups.parts().keys()
-        left = {key: one for key, one in places.items() if _number_in(key) not in numbers}
+        left = {key: one for key, one in places.items() if number_in(key) not in numbers}
         groups = self._groups.split({key: one for key, one in places.items() if key not in left})
         found = _joined((number, part.check(own)) for number, part, own in groups)
         return found | {key: PlaceVerdict(Standing.AGREED, one) for key, one in left.items()}

@@ -94,14 +94,14 @@ ROWS_PER_CHUNK = 256  # a frame of the producer has at most so many records
 BYTES_PER_CHUNK = 512 * 1024
 _ROWS_PER_BUILD = 2_048
 _BYTES_PER_BUILD = 16 * 1024 * 1024
-_MAX_BODY_BYTES = 4 * 1024 * 1024
+MAX_BODY_BYTES = 4 * 1024 * 1024
 _SEPARATORS = (1, 2)
 _ZSTD_FLAGS = FLAG_COMPRESSED | 2 << 8
 _ZSTD_LEVEL = 5  # of the producers
 _FIELDS = ("size", "magic", "body_crc", "queue_id", "sys_flag", "born_timestamp_ms", "body_length")
 # No headers: what is written otherwise, what a node would carry out, and the marks of messages in
 # which other names are not the user's. The source shows none of them, but all others.
-_REFUSED_HEADERS = (
+REFUSED_HEADERS = (
     PRODUCER_PROPERTIES | NODE_MARKS | TIMERS | frozenset(("DELAY", "TRAN_MSG", "UNIQ_KEY"))
 )
 _NULL_VALUE = f"{NULL}\x011\x02".encode()
@@ -113,7 +113,7 @@ _NULL_VALUE = f"{NULL}\x011\x02".encode()
 
 @cache
 def _reserved() -> pa.Array:
-    return pa.array(sorted(_REFUSED_HEADERS), pa.string())
+    return pa.array(sorted(REFUSED_HEADERS), pa.string())
 
 
 @cache
@@ -208,10 +208,10 @@ class RecordBuilder:
         bodies, body_flags = _fitting(bodies)
         body_sizes, property_sizes = _lengths(bodies), _lengths(properties)
         _refuse(
-            body_sizes > _MAX_BODY_BYTES,
+            body_sizes > MAX_BODY_BYTES,
             first_row,
             lambda at: (
-                f"its body has {body_sizes[at]} bytes; at most {_MAX_BODY_BYTES} fit in a message, "
+                f"its body has {body_sizes[at]} bytes; at most {MAX_BODY_BYTES} fit in a message, "
                 "perhaps compressed"
             ),
         )
@@ -442,15 +442,15 @@ def _fitting(bodies: pa.Array) -> tuple[pa.Array, Ints]:
     """
     sizes = _lengths(bodies)
     flags = np.zeros(len(sizes), np.int64)
-    large = np.flatnonzero((sizes > _MAX_BODY_BYTES) & (sizes <= compression.MAX_BODY_BYTES))
+    large = np.flatnonzero((sizes > MAX_BODY_BYTES) & (sizes <= compression.MAX_BODY_BYTES))
     if not len(large):
         return bodies, flags
     values = bodies.to_pylist()
     for row in large:
         text, flag = compression.compress(values[row], compression.ZLIB)
-        if len(text) > _MAX_BODY_BYTES:  # what repeats itself from afar fits by ZSTD only
+        if len(text) > MAX_BODY_BYTES:  # what repeats itself from afar fits by ZSTD only
             text, flag = _zstd(values[row]), _ZSTD_FLAGS
-        if len(text) <= _MAX_BODY_BYTES:
+        if len(text) <= MAX_BODY_BYTES:
             values[row], flags[row] = text, flag
     return pa.array(values, pa.binary()), flags
 

@@ -1,12 +1,16 @@
 """The job `compact` on a real session: the latest message of each key, over several runs."""
 
+import json
 import random
 import shutil
+from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import CorruptRecordError, PositionLostError, UsageError
+from hastore.pipeline import compact as compact_job
 from hastore.pipeline.committed import committed_dataset
 from hastore.pipeline.compact import CompactOptions, Destination, compact
 from hastore.pipeline.compact_files import FRESH, RowWriter
@@ -194,6 +198,83 @@ def test_a_new_topic_gets_each_change_once_when_a_run_dies(
         compact(spark, where, str(target), other)
     with pytest.raises(UsageError, match="has messages already"):
         compact(spark, where, str(tmp_path / "other"), options)
+
+
+def keys_of(group):
+    with StoreReader(str(group[1].store)) as reader:
+        return [record.keys[0] for record in reader.records() if record.topic == "compacted"]
+
+
+@pytest.mark.full
+def test_what_cannot_be_sent_to_the_topic_is_dropped_or_refused_before_the_commit(
+    spark, tmp_path, make_group
+):
+    group = make_group(1, acks=0, master_role="ASYNC_MASTER").start()
+    store, target = tmp_path / "source", tmp_path / "target"
+    where = Where(str(store), topics=("t",))
+    destination = Destination("compacted", ",".join(group.bootstrap))
+    options = CompactOptions(destination=destination)
+    messages = [
+        ("t", 0, {"body": b"1", "properties": b"KEYS\x01%s\x02" % properties})
+        for properties in (b"a", b"b\x02trace\x01x\x01y", b"c\x01d", b"e")
+    ]
+    write_anew(store, messages[:2])
+    found = compact(spark, where, str(target), options)
+    assert (found.published, found.dropped_headers, found.left_out) == (2, 1, 0)
+    write_anew(store, messages)
+    with pytest.raises(UsageError, match=r"the message 2 of t-0 .*b'c.x01d'.*--allow-data-loss"):
+        compact(spark, where, str(target), options)
+    assert len(compacted(spark, target)[0]) == 2, "nothing was committed"
+    found = compact(spark, where, str(target), replace(options, fail_on_data_loss=False))
+    assert (found.published, found.dropped_headers, found.left_out) == (1, 0, 1)
+    assert set(compacted(spark, target)[0]) == {b"a", b"b", b"c\x01d", b"e"}
+    found = compact(spark, where, str(target), options)
+    assert (found.published, found.left_out) == (0, 0)
+    assert sorted(keys_of(group)) == ["a", "b", "e"]
+
+
+@pytest.mark.full
+def test_changes_of_an_older_version_that_cannot_be_sent_do_not_stop_a_target(
+    spark, tmp_path, make_group, monkeypatch
+):
+    group = make_group(1, acks=0, master_role="ASYNC_MASTER").start()
+    store, target = tmp_path / "source", tmp_path / "target"
+    where = Where(str(store), topics=("t",))
+    options = CompactOptions(destination=Destination("compacted", ",".join(group.bootstrap)))
+    write_anew(store, [("t", 0, {"body": b"1", "properties": b"KEYS\x01a\x02"})] * 3)
+
+    class Crash(BaseException):
+        pass
+
+    def crash(start, target, *_):
+        if target.state:
+            raise Crash
+        return compact_job.Published()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compact_job, "publish", crash)
+        with pytest.raises(Crash):
+            compact(spark, where, str(target), options)
+    (changes,) = (target / "_hastore" / "changes").rglob("*.parquet")
+    (row,) = pq.read_table(changes).to_pylist()
+    header = {"key": "trace", "value": b"x\x01y"}
+    rows = [{**row, "key": key} for key in (b"a", b"b\x01c", b"d", b"e")]
+    rows[0]["headers"] = [header]
+    pq.write_table(pa.Table.from_pylist(rows, pq.read_schema(changes)), changes)
+    commit = target / "_hastore" / "commits" / "00000001.json"
+    entry = json.loads(commit.read_text())
+    entry["state"]["changes"] = {
+        name: 4 if name == "rows" else entry["state"]["changes"][name]
+        for name in ("write", "files", "rows")
+    }
+    commit.write_text(json.dumps(entry))
+    with pytest.raises(UsageError, match="b'b.x01c'.*--allow-data-loss"):
+        compact(spark, where, str(target), options)
+    assert keys_of(group) == []
+    found = compact(spark, where, str(target), replace(options, fail_on_data_loss=False))
+    assert (found.published, found.dropped_headers, found.left_out) == (3, 1, 1)
+    assert keys_of(group) == ["a", "d", "e"]
+    assert compact(spark, where, str(target), options).published == 0
 
 
 def test_what_retention_removes_of_a_queue_that_is_new_since_the_last_run_is_lost(spark, tmp_path):
