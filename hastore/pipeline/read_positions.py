@@ -114,7 +114,7 @@ def unread(
     available = backend.readable(select(strategy, backend))
     _check_numbers(backend, available, committed)
     topics = frozenset(state.get(_ALL_QUEUES, ()))
-    positions = _beginnings(available, committed, topics) | committed
+    positions = _beginnings(backend, available, committed, topics) | committed
     ranges, lost = {}, []
     for key in sorted(available):
         there, start = available[key], positions[key].next
@@ -137,23 +137,24 @@ def unread(
 
 
 def _beginnings(
+    backend: Backend,
     available: Mapping[TopicPartition, OffsetRange],
     committed: Mapping[TopicPartition, ReadPosition],
     topics: Container[str],
 ) -> ReadPositions:
     """Return where to begin in the queues without a position.
 
-    If a commit has all queues of a topic, another one is new since, and its messages from 0 on have
-    come since. Of a topic, or of a group of a cluster, that the target does not have yet, what is
-    there counts. So it does if only older versions have exported the topic: their commits lack the
-    queues that had no message.
+    If a commit has all queues of a topic, another one is new since, and its messages have come
+    since: from 0 on, or from where the last deletion of its topic has ended it. Of a topic, or of a
+    group of a cluster, that the target does not have yet, what is there counts. So it does if only
+    older versions have exported the topic: their commits lack the queues that had no message.
     """
     known = {_topic_of_group(key) for key in committed if key.topic in topics}
-    return {
-        key: ReadPosition(0 if _topic_of_group(key) in known else min(there), None)
-        for key, there in available.items()
-        if key not in committed
-    }
+    starts = {key: there for key, there in available.items() if key not in committed}
+    new = [key for key in starts if _topic_of_group(key) in known]
+    late = [key for key in new if starts[key].start > 0]
+    first = dict.fromkeys(new, 0) | (backend.ended(late) if late else {})
+    return {key: ReadPosition(first.get(key, min(there)), None) for key, there in starts.items()}
 
 
 def _topic_of_group(key: TopicPartition) -> tuple[str, int]:

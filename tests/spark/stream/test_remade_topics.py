@@ -1,4 +1,4 @@
-"""A stream over a topic that was deleted and made again: its queues go on where they ended."""
+"""Streams, and exports, of a topic that was made again: its queues go on where they ended."""
 
 import contextlib
 
@@ -6,6 +6,7 @@ import pytest
 
 from hastore.config.model import RetentionConfig
 from hastore.errors import PositionLostError
+from hastore.pipeline.read_positions import ReadPosition, positions_as_state, unread
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.source_options import parse_stream_options
 from hastore.spark.read.planning import open_backend, open_head
@@ -75,6 +76,18 @@ def test_a_queue_that_is_empty_at_first_is_read_from_where_it_ended(begin, by):
     assert offsets(end) == {T0: 2, T1: 3}
     with open_backend(driver._options.source) as backend:
         assert backend.ended([T0, T1, TopicPartition("no", 0)]) == {T0: 1, T1: 2}
+
+
+def test_to_an_export_what_a_deletion_ended_in_a_new_queue_is_no_loss(begin):
+    node, run = begin
+    node.put({}, queue=0)
+    node.put({}, queue=1)
+    done = positions_as_state({T0: ReadPosition(1, None)}, [TOPIC])  # before queue 1 came
+    source = run("subscribe")._options.source
+    with open_backend(source) as backend:
+        found = unread(backend, source.strategy, done, fail_on_data_loss=True)
+    assert found.ranges == {T0: (1, 2), T1: (2, 3)}
+    assert not found.lost
 
 
 def test_a_topic_that_is_made_again_while_a_stream_runs_is_read_from_its_begin(begin):
