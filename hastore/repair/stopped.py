@@ -1,8 +1,9 @@
 """The log of a store whose node is down, for a repair in place; it holds the store's lock.
 
 Checked, and repaired, is what was synced: below the flushed offset of the limits page, and below a
-cut that was begun. What lies beyond is for the node's start, which finds the log's end. Without a
-limits page the log is checked up to its last valid item.
+cut that was begun. What lies beyond is for the node's start, which finds the log's end. But a start
+refuses damage that records follow, also beyond that offset, unless a power loss may have left it
+(recovery.py). So then the log is checked, as without a limits page, up to its last valid item.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from hastore.repair.mending import Mended, Mender, Parts, Source
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.state.entry_state import EntryState
 from hastore.store.state.limits import read_limits
-from hastore.store.state.marker_files import LockFile
+from hastore.store.state.marker_files import AbortFile, LockFile
+from hastore.store.state.replay_progress import read_boot_id
 
 NOTED_MAX = 1000  # ranges in a report; of others only the bytes are counted
 
@@ -138,15 +140,18 @@ class Stopped:
 
     log: StoppedLog
     start: int
-    end: int
-    ends_whole: bool
+    end: int  # an item ends here
+    stop: int  # beyond `end`, checked is what valid items follow up to here
 
-    def walk(self) -> LogWalk:
-        """Return a walk over what is checked."""
+    def walks(self) -> Iterator[LogWalk]:
+        """Yield walks over what is checked."""
         log = self.log
-        return LogWalk(
-            log.form, log.read, log.file_size, self.start, self.end, ends_whole=self.ends_whole
-        )
+        if self.end > self.start:
+            yield LogWalk(log.form, log.read, log.file_size, self.start, self.end)
+        if self.stop > self.end:
+            yield LogWalk(
+                log.form, log.read, log.file_size, self.end, self.stop, ends_whole=False
+            )
 
 
 @contextlib.contextmanager
@@ -194,7 +199,7 @@ def _look(fs: FileSystem, root: str, node: int, cluster: str, group: str) -> Sto
         cut = EntryState(fs, root).load().cut_at
     if limits is None:
         end = found[-1].end if cut is None else max(begin, cut)
-        return Stopped(log, begin, end, ends_whole=False)
+        return Stopped(log, begin, begin, end)
     start = max(found[0].start, limits.first_offset)
     end = max(start, min(limits.flushed_offset, limits.flushed_offset if cut is None else cut))
     if end > found[-1].end:
@@ -203,7 +208,9 @@ def _look(fs: FileSystem, root: str, node: int, cluster: str, group: str) -> Sto
             " missing: a repair writes over what is there; restore the files from a backup, or"
             " replace the store"
         )
-    return Stopped(log, start, end, ends_whole=True)
+    power_lost = AbortFile(fs, root).exists() and limits.boot_id != read_boot_id(fs)
+    only_synced = entries or cut is not None or power_lost
+    return Stopped(log, start, end, end if only_synced else found[-1].end)
 
 
 def _check_files(directory: str, files: list[LogFile], file_size: int) -> None:
@@ -227,9 +234,13 @@ def repair(stopped: Stopped, sources: list[Source], report: Report) -> None:
 
     Adds to `report`, also if it raises StoreError because a range could not be written.
     """
-    walk = stopped.walk()
     report.min_offset, report.end_offset = stopped.start, stopped.start
     mender = Mender(stopped.log, sources, dry_run=report.dry_run)
+    for walk in stopped.walks():
+        _repair(walk, mender, report)
+
+
+def _repair(walk: LogWalk, mender: Mender, report: Report) -> None:
     tried: Damage | None = None
     while (damage := walk.next_damage()) is not None:
         if tried is not None and damage.start < tried.end:

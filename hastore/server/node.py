@@ -194,13 +194,15 @@ class Node(BaseNode):
             self._memory.forget()
         state = self.state
         known = state.has_started
+        alone = state.is_alone(self.config.nodes)
         if self.store.limits_lost(known=known):  # the open makes a new page
-            state.note_lost_limits(alone=state.is_alone(self.config.nodes))
+            state.note_lost_limits(alone=alone)
         intent = state.data.intent
         self.store.open(
             intent_offset=None if intent is None else intent.offset,
             from_rocketmq=state.last_epoch == CLASSIC_EPOCH,
             known=known,
+            on_doubt=lambda end: state.note_doubt(end, alone=alone),
         )
 
     def _prepare(self) -> None:

@@ -269,6 +269,7 @@ class LogStore:
         from_rocketmq: bool = False,
         committed_index: int = -1,
         known: bool = False,
+        on_doubt: Callable[[int], None] = _nothing,
     ) -> None:
         """Lock and recover the store, then start its threads; raises as MessageStore.open.
 
@@ -281,7 +282,7 @@ class LogStore:
                 self._fs.make_dirs(self.log.directory)
                 self._fs.make_dirs(f"{self._root}/hastore")
                 self.cuts.load()
-                self._recover(intent_offset, from_rocketmq, committed_index, known)
+                self._recover(intent_offset, from_rocketmq, committed_index, known, on_doubt)
                 self._start()
             except BaseException:
                 self._release()
@@ -324,7 +325,12 @@ class LogStore:
         return known and read_limits(self._fs, self._root) is None
 
     def _recover(
-        self, intent_offset: int | None, from_rocketmq: bool, committed_index: int, known: bool
+        self,
+        intent_offset: int | None,
+        from_rocketmq: bool,
+        committed_index: int,
+        known: bool,
+        on_doubt: Callable[[int], None],
     ) -> None:
         """Find the log's end, and bring log, limits and derived files into line with it."""
         entries = self.log.entries
@@ -346,6 +352,8 @@ class LogStore:
             clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,
             page_lost=limits is None and known,
         )  # fmt: skip
+        if recovered.doubtful:
+            on_doubt(recovered.end)
         self._checkpoint.load()
         if entries is not None:
             synced = limits is None or self.config.flush is Flush.SYNC

@@ -5,7 +5,7 @@ every form of the log, and in LogStore (log_store.py), which also says who locks
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Flush, StoreConfig
@@ -49,6 +49,7 @@ class MessageStore(LogStore):
         intent_offset: int | None = None,
         from_rocketmq: bool = False,
         known: bool = False,
+        on_doubt: Callable[[int], None] = lambda _end: None,
     ) -> None:
         """Lock and recover the store, then start its threads.
 
@@ -56,12 +57,14 @@ class MessageStore(LogStore):
         If `from_rocketmq` is true, this node copied the log from a RocketMQ master: a record that
         cannot be decoded only because of its topic's length is then no damage. `known` means that
         hastore has opened this store before, so that it must have a limits page (`limits_lost`).
+        `on_doubt` is called before the log is cut at that offset, if records may lie behind it that
+        were synced or confirmed: the caller notes that durably.
 
         Raises StoreInUseError if another process has the store open, StoreBrokenError if synced
         bytes are missing or damaged, and StoreError if the store cannot be read or written or has
         files of another size.
         """
-        self._open(intent_offset, from_rocketmq=from_rocketmq, known=known)
+        self._open(intent_offset, from_rocketmq=from_rocketmq, known=known, on_doubt=on_doubt)
 
     def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> PutResults:
         """Append the valid records of all payloads; a payload is one or more encoded records.

@@ -59,7 +59,10 @@ def start(parts: Parts) -> None:
     if store.limits_lost(known=known):
         raise Violation("the limits page is gone")
     intent = state.data.intent
-    store.open(intent_offset=None if intent is None else intent.offset, known=known)
+    store.open(
+        intent_offset=None if intent is None else intent.offset, known=known,
+        on_doubt=lambda end: state.note_doubt(end, alone=False),
+    )  # fmt: skip
     finish_cut(store, state)
     state.begin_boot("written", alone=False, log_end=store.max_offset)
     store.set_limits(readable=min(store.confirmed_offset, store.max_offset))

@@ -108,16 +108,15 @@ class HaNode:
         self.state = NodeState(REAL, root)
         REAL.make_dirs(root)
         self.state.load(config.node, config.cluster, config.group)
-        intent = self.state.data.intent
+        intent, alone = self.state.data.intent, len(config.nodes) == 1
         self.store = store = MessageStore(config.store, store_host=HOST)
         store.open(
             intent_offset=None if intent is None else intent.offset,
             from_rocketmq=self.state.last_epoch == CLASSIC_EPOCH,
+            on_doubt=lambda end: self.state.note_doubt(end, alone=alone),
         )
         finish_cut(store, self.state)
-        self.state.begin_boot(
-            config.ha.ack_point.value, alone=len(config.nodes) == 1, log_end=store.max_offset
-        )
+        self.state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
         self.member = Member(
             config, store, self.state, SYSTEM_CLOCK, secret, tls=tls, on_failure=raise_failure
         )

@@ -179,6 +179,33 @@ def test_only_what_was_synced_is_checked() -> None:
     assert report.ok and report.end_offset == other.end < end
 
 
+def test_what_a_slave_has_synced_beyond_damage_is_repaired_so_that_it_starts() -> None:
+    fs = KernelFileSystem()
+    other = fill(fs, "/other", "classic")
+    data, bad = bytearray(other.data[: other.end]), other.items[100][0]
+    data[bad + 4 : bad + 8] = b"????"
+    store = MessageStore(kit.config(ROOT), store_host=kit.HOST, fs=fs)
+    store.open()
+    for start in range(0, other.end, kit.FILE_SIZE):
+        store.append_replica(start, data[start : min(other.end, start + kit.FILE_SIZE)])
+    while store.replay_problem is None:
+        assert not store.wait_dispatched(other.end, 0.01)
+    store.close()
+    state = NodeState(fs, ROOT)
+    state.load(1, "c", "g")
+    state.save()
+    again = MessageStore(kit.config(ROOT), store_host=kit.HOST, fs=fs)
+    with pytest.raises(StoreBrokenError, match=f"record at {bad} is damaged"):
+        again.open()
+    assert not run(fs, []).ok
+    report = run(fs, [other])
+    assert report.ok and [one.damage.start for one in report.ranges] == [bad]
+    assert report.end_offset == other.end
+    again.open()
+    assert again.max_offset == other.end and len(kit.bodies(again)) == COUNT
+    again.close()
+
+
 def test_a_store_that_is_in_use_or_of_another_node_or_lacks_files(tmp_path: pathlib.Path) -> None:
     fs = KernelFileSystem()
     other = fill(fs, ROOT, "classic")

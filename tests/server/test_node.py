@@ -25,6 +25,7 @@ from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.server import run
 from hastore.server.node import Node
+from hastore.store.state.limits import LimitsPage, read_limits
 from tests.server.kit import config_of, running
 from tests.store.kit import message
 
@@ -231,6 +232,31 @@ def test_a_member_without_its_limits_page_is_unclean(tmp_path: pathlib.Path) -> 
         node.start()
         node.stop()
         assert node.state.data.unclean and node.store.max_offset <= at
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_member_that_cuts_what_was_confirmed_is_unclean(
+    tmp_path: pathlib.Path, alone: bool
+) -> None:
+    """As a slave whose last record is damaged: its page says less of the log than was confirmed."""
+    file = stopped_with_20_messages(tmp_path)
+    at = sum(len(message(number, size=1000)) for number in range(19))
+    found = read_limits(REAL, str(tmp_path))
+    assert found is not None and found.confirmed_offset > at
+    page = LimitsPage(REAL, str(tmp_path))
+    page.open(found._replace(flushed_offset=at, record_end=at))
+    page.close()
+    raw = bytearray(file.read_bytes())
+    raw[at + 200] ^= 1
+    file.write_bytes(raw)
+    config = config_of(tmp_path)
+    if not alone:
+        other = NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:9", http="127.0.0.1:0")
+        config = msgspec.structs.replace(config, role=Role.SLAVE, nodes={**config.nodes, 2: other})
+    node = Node(config, lambda: None)
+    node.start()
+    node.stop()
+    assert node.state.data.unclean is not alone and node.store.max_offset == at
 
 
 class Waits:

@@ -205,6 +205,21 @@ class NodeState:
         if not alone:
             self.save(unclean=True)
 
+    def note_doubt(self, end: int, *, alone: bool) -> None:
+        """Record, durably, that the log is about to be cut at `end`, and what lies behind may have
+        been synced or confirmed.
+
+        So the node is marked unclean, except in a group of one (`alone`), and its epoch is over:
+        others may have other bytes of it from there on.
+        """
+        log.error(
+            "the record at %d is damaged or was not written whole, and the log is cut there: this"
+            " node may lack messages from there on that it has acknowledged%s",
+            end,
+            "" if alone else "; it counts as unclean until a master has brought it in line",
+        )
+        self.save(unclean=self.data.unclean or not alone, epoch_over=True)
+
     def end_cleanly(self) -> None:
         """Record a clean stop: everything is synced and closed."""
         self.save(clean_stop=True)

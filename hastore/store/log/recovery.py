@@ -14,6 +14,13 @@ Synced bytes are never cut: an end below `flushed_offset` means damage or a miss
 operator must decide. Bytes that were not synced are, in the boot that wrote them, written once more
 before they are synced (`rewrite_unsynced`): an earlier sync of them may have failed.
 
+`flushed_offset` is a lower bound: a slave whose replay has met damage syncs and confirms bytes far
+beyond it, and after a power loss the page may be an old one. So in a log of records whole ones that
+follow the end are damage too, and refused, unless a part of the record at the end may never have
+been written, which shows as zeros up to the end of a sector: after a power loss, or if a sync has
+failed in this boot. Where the log is cut although records may go that were synced or confirmed,
+`Recovered.doubtful` says so: its node must not count as one that has all that it acknowledged.
+
 A store that RocketMQ wrote does not say which bytes were synced. After a clean stop all of them
 were. A whole record beyond the end then shows damage, if it is no older than the last record before
 the end. The same is asked of a log whose page was lost; what is missing at its end cannot be seen,
@@ -25,7 +32,13 @@ from dataclasses import dataclass
 
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.record.codec import check_unreadable, find_parts
-from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC, header_struct, store_at
+from hastore.record.layout import (
+    BLANK_SIZE,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    header_struct,
+    store_at,
+)
 from hastore.record.log_format import (
     ENTRY_HEADER_BYTES,
     Check,
@@ -60,6 +73,7 @@ class Recovered:
     next_recovery_start: int = 0
     chain: EntryChain | None = None  # the entries read, in a log of entries
     unreadable: bool = False  # whether records that cannot be decoded belong to the log
+    doubtful: bool = False  # whether records may be cut that were synced or confirmed
 
 
 @dataclass(slots=True)
@@ -125,13 +139,9 @@ def recover(
         _refuse_damage(commit_log, scan, commit_log.remedy)
     elif limits is None and clean and scan.end > first:
         _refuse_damage(commit_log, scan, _AS_ROCKETMQ.format(scan.end))
-    if limits is not None and same_boot and scan.end < limits.record_end:
-        log.error(
-            "the log ends at %d, %d bytes before the end that was noted during this boot: something"
-            " outside hastore damaged it",
-            scan.end,
-            limits.record_end - scan.end,
-        )
+    doubtful = limits is not None and _is_doubtful(
+        commit_log, scan, limits, floor, clean=clean, same_boot=same_boot
+    )
     return Recovered(
         first,
         scan.end,
@@ -142,6 +152,7 @@ def recover(
         scan.next_recovery_start,
         scan.check if isinstance(scan.check, EntryChain) else None,
         scan.unreadable,
+        doubtful,
     )
 
 
@@ -322,10 +333,82 @@ def _refuse_damage(commit_log: CommitLog, scan: _Scan, remedy: str) -> None:
     """
     found = _record_after(commit_log, scan)
     if found is not None:
-        raise StoreBrokenError(
-            f"{commit_log.directory}: the record at {scan.end} is damaged, and whole records follow"
-            f" from {found} on; nothing was cut: {remedy}"
+        raise _damaged(commit_log, scan.end, found, remedy)
+
+
+def _is_doubtful(
+    commit_log: CommitLog,
+    scan: _Scan,
+    limits: Limits,
+    floor: int | None,
+    *,
+    clean: bool,
+    same_boot: bool,
+) -> bool:
+    """Whether a cut at the end may take records that were synced or confirmed.
+
+    Raises StoreBrokenError if the end is no work of a crash, but of damage: see the module's text.
+    """
+    short = same_boot and scan.end < limits.record_end
+    if short:
+        log.error(
+            "the log ends at %d, %d bytes before the end that was noted during this boot: something"
+            " outside hastore damaged it",
+            scan.end,
+            limits.record_end - scan.end,
         )
+    kept = _NOWHERE if floor is None else floor
+    if scan.form.lead or scan.end >= kept:
+        return short
+    power_lost = not clean and not same_boot
+    found = _record_after(commit_log, scan, patient=False)
+    if found is None or found >= kept:
+        confirmed = 0 if power_lost else min(limits.confirmed_offset, kept)
+        return short or _has_confirmed(commit_log, scan, confirmed)
+    unwritten = _may_be_unwritten(commit_log, scan)
+    if power_lost:  # of what was not synced, any sector may be missing
+        return not unwritten
+    if not clean and unwritten:  # a sync failed, and the kernel dropped the page
+        return True
+    raise _damaged(commit_log, scan.end, found, commit_log.remedy)
+
+
+def _announced_at(commit_log: CommitLog, scan: _Scan) -> tuple[MappedFile, int] | None:
+    """Return the file of the scan's end, and the size that a record states there, or 0."""
+    file = commit_log.queue.find(scan.end)
+    if file is None:
+        return None
+    head = file.file.pread(SIZE_AND_MAGIC.size, scan.end - file.start)
+    size = scan.form.announced(head, 0, len(head))
+    return file, size if size <= file.end - scan.end else 0
+
+
+def _has_confirmed(commit_log: CommitLog, scan: _Scan, confirmed: int) -> bool:
+    """Whether a record at or behind the end is confirmed: slaves report parts of records, too."""
+    if scan.end >= confirmed:
+        return False
+    found = _announced_at(commit_log, scan)
+    size = (found[1] if found is not None else 0) or MIN_RECORD_SIZE
+    return scan.end + size <= confirmed
+
+
+def _may_be_unwritten(commit_log: CommitLog, scan: _Scan) -> bool:
+    """Whether a part of the record at the end may never have been written to the disk.
+
+    Such a part is zeros up to the end of a sector. If the record's size is not known, that part
+    begins in its first bytes.
+    """
+    found = _announced_at(commit_log, scan)
+    if found is None:
+        return False
+    file, size = found
+    position, head = scan.end - file.start, SIZE_AND_MAGIC.size
+    stop = -(-(position + (size or head)) // _SECTOR) * _SECTOR
+    data = file.file.pread(min(stop, file.size) - position, position)
+    edges = range(_SECTOR - position % _SECTOR, len(data) + 1, _SECTOR)
+    if size:
+        return any(not data[edge - 1] for edge in edges)
+    return any(not any(data[min(edge, head) - 1 : edge]) for edge in edges)
 
 
 def _refuse_other_body(commit_log: CommitLog, scan: _Scan) -> None:
@@ -352,13 +435,24 @@ def _refuse_other_body(commit_log: CommitLog, scan: _Scan) -> None:
         )
 
 
-def _record_after(commit_log: CommitLog, scan: _Scan) -> int | None:
-    """Return the first whole record after the end that was stored no earlier than the last one."""
+def _record_after(commit_log: CommitLog, scan: _Scan, *, patient: bool = True) -> int | None:
+    """Return the first whole record after the end that was stored no earlier than the last one.
+
+    Unless it is `patient`, the search ends after many zeros, which is where nothing was written. So
+    a start reads little of a new file.
+    """
     lead = scan.form.lead
+    known = None if patient else _announced_at(commit_log, scan)
+    sought = scan.end + (known[1] if known is not None else 0)
+    zeros = 0
     for file in commit_log.queue.files:
         at = max(scan.end + 1, file.start) - file.start
         while at + lead + SIZE_AND_MAGIC.size <= file.size:
             data = file.file.pread(min(_WINDOW_BYTES, file.size - at), at)
+            if not patient:
+                zeros = 0 if data.strip(b"\0") else zeros + len(data)
+                if zeros >= _WINDOW_BYTES and file.start + at >= sought:
+                    return None
             for place in record_places(data, lead):
                 if _is_record(file, at + place, scan):
                     return file.start + at + place
@@ -383,6 +477,13 @@ def _is_record(file: MappedFile, at: int, scan: _Scan) -> bool:
     stamp = store_at(flags)
     stored_ms = int.from_bytes(data[stamp : stamp + 8], signed=True)
     return stored_ms >= scan.last_store_timestamp_ms
+
+
+def _damaged(commit_log: CommitLog, at: int, found: int, remedy: str) -> StoreBrokenError:
+    return StoreBrokenError(
+        f"{commit_log.directory}: the record at {at} is damaged, and whole records follow from"
+        f" {found} on; nothing was cut: {remedy}"
+    )
 
 
 def _broken(commit_log: CommitLog, start: int, end: int, why: str) -> StoreBrokenError:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hastore.config.model import AckPoint
-from hastore.errors import StoreFullError
+from hastore.errors import StoreBrokenError, StoreFullError
 from hastore.ha.slave import crc_check
 from hastore.ha.slave.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError
 from hastore.ha.slave.slave_stream import SlaveStream
@@ -320,3 +320,25 @@ def test_a_long_frame_is_let_through_as_documented(pair, monkeypatch):
     damage(monkeypatch, FOREVER)
     assert master.put_confirmed(b"a precious body")[0] == "PUT_OK"
     assert b"precioUs" in slave.bytes() and FILE_SIZE > CHECKED_BYTES_MAX // 4
+
+
+@pytest.mark.parametrize("ack_point", list(AckPoint))
+def test_what_is_confirmed_behind_such_a_record_is_not_cut_by_a_restart(
+    make_group, monkeypatch, ack_point
+):
+    group = make_group(2, ha={"ack_point": ack_point})
+    master, slave = group.start(1), group.start(2)
+    master.promote()
+    at = master.put(b"first")
+    master.put(b"precious")
+    with monkeypatch.context() as patch:
+        patch.setattr(crc_check, "CHECKED_BYTES_MAX", 64)
+        damage_in(patch, {b"precious": 4})
+        slave.follow()
+        wait_for(lambda: slave.store.max_offset == master.store.max_offset, "the copy")
+    assert master.put_confirmed(b"confirmed")[0] == "PUT_OK"
+    wait_for(lambda: slave.store.replay_problem, "replay's end")
+    slave.stop()
+    master.stop()
+    with pytest.raises(StoreBrokenError, match=f"record at {at} is damaged"):
+        group.start(2)

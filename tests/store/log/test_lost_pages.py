@@ -184,6 +184,28 @@ def test_a_page_that_the_kernel_dropped_below_the_usual_start_of_the_scan_is_not
     again.store.close()
 
 
+def test_a_page_that_the_kernel_dropped_before_whole_records_is_told() -> None:
+    """The node has acknowledged them as written: it must not count as one that has them."""
+    fs, doubted = KernelFileSystem(), list[int]()
+    first = Classic(fs)
+    size = len(message(10, size=1000))
+    first.put(*range(10, 15))
+    first.store.flush()
+    first.put(*range(15, 40))
+    fs.failing = {first.log}
+    with pytest.raises(StoreBrokenError):
+        first.store.flush()
+    end_broken(first.store)
+    fs.heal()
+    file = fs.open(f"{first.log}{0:020d}")
+    file.pwrite(bytes(size), 8 * size)
+    file.close()
+    again = MessageStore(config(ROOT), fs=fs, store_host=HOST)
+    again.open(on_doubt=doubted.append)
+    assert doubted == [again.max_offset] == [8 * size]
+    again.close()
+
+
 @both
 def test_a_name_whose_sync_failed_is_written_again(node: Any) -> None:
     """The log's first file: its folder could not be synced, and the next sync has nothing to do."""

@@ -209,6 +209,91 @@ def test_damage_in_synced_bytes_is_never_cut(tmp_path: Path, stop: str) -> None:
         assert read_log(root) == before
 
 
+def damaged_slave(root: Path, at: int, bad: bytes) -> tuple[MessageStore, list[int]]:
+    """A slave that has synced a log beyond damage in its record 20, at which its replay stopped."""
+    with opened(root / "master") as master:
+        offsets = [put(master, message(n, size=1000))[0].offset or 0 for n in range(100)]
+        end = master.max_offset
+    data = bytearray(read_log(root / "master")[:end])
+    data[offsets[20] + at : offsets[20] + at + len(bad)] = bad
+    store = MessageStore(config(root / "a"), store_host=HOST)
+    store.open()
+    for start in range(0, end, FILE_SIZE):
+        store.append_replica(start, data[start : min(end, start + FILE_SIZE)])
+    while store.replay_problem is None:
+        assert not store.wait_dispatched(end, 0.01)
+    assert store.flush() == end
+    store.set_limits(confirmed=end)
+    return store, offsets
+
+
+@pytest.mark.parametrize("stop", ["clean", "kill"])
+@pytest.mark.parametrize(("at", "bad"), [(4, b"????"), (0, b"\0\0\xff\xff")])
+def test_damage_that_a_slave_has_synced_beyond_is_never_cut(
+    tmp_path: Path, stop: str, at: int, bad: bytes
+) -> None:
+    store, offsets = damaged_slave(tmp_path, at, bad)
+    root = crash_copy(store, tmp_path / "b")
+    store.close()
+    if stop == "clean":
+        root = str(tmp_path / "a")
+    before = read_log(root)
+    with pytest.raises(StoreBrokenError, match=f"at {offsets[20]} is damaged.*log repair"):
+        MessageStore(config(root), store_host=HOST).open()
+    assert read_log(root) == before
+
+
+def ends_doubted(root: object) -> tuple[int, list[int]]:
+    """Open and close a store; return where its log ends now, and the ends that were doubted."""
+    doubted: list[int] = []
+    store = MessageStore(config(root), store_host=HOST)
+    store.open(on_doubt=doubted.append)
+    end = store.max_offset
+    store.close()
+    return end, doubted
+
+
+def test_after_a_power_loss_such_damage_is_cut_and_told(tmp_path: Path) -> None:
+    store, offsets = damaged_slave(tmp_path, 4, b"????")
+    root = crash_copy(store, tmp_path / "b")
+    store.close()
+    forget_boot(root)
+    assert ends_doubted(root) == (offsets[20], [offsets[20]])
+
+
+@pytest.mark.parametrize("confirmed", ["it", "a part of it", "what is before it"])
+def test_a_last_record_that_is_damaged_is_told_if_it_is_confirmed(
+    tmp_path: Path, confirmed: str
+) -> None:
+    with opened(tmp_path / "a") as store:
+        fill(store, 10)
+        store.flush()
+        last, end = store.max_offset, store.max_offset + len(message(10, size=1000))
+        fill(store, 1, first=10)
+        limit = {"it": end, "a part of it": end - 1, "what is before it": last}[confirmed]
+        store.set_limits(confirmed=limit)
+        root = crash_copy(store, tmp_path / "b")
+    scribble(log_file(root), last + 200, b"rot")
+    assert ends_doubted(root) == (last, [last] if confirmed == "it" else [])
+
+
+def test_a_slave_that_stopped_inside_a_confirmed_record_is_not_doubted(tmp_path: Path) -> None:
+    with opened(tmp_path / "master") as master:
+        fill(master, 20)
+        with master.view(0, FILE_SIZE) as view:
+            data = bytes(view)
+    whole = len(data) - len(message(19, size=1000))
+    for left in (1, 7, 90, 500):
+        root = tmp_path / str(left)
+        with opened(root) as store:
+            store.append_replica(0, data[: whole + left])
+            store.flush()
+            store.set_limits(confirmed=whole + left)
+            copy = crash_copy(store, tmp_path / f"{left}b")
+        for each in (root, copy):
+            assert ends_doubted(each) == (whole, [])
+
+
 def test_a_newest_file_that_is_too_short(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         fill(store, 100)
