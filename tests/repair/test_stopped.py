@@ -187,7 +187,7 @@ def test_what_a_slave_has_synced_beyond_damage_is_repaired_so_that_it_starts() -
     store = MessageStore(kit.config(ROOT), store_host=kit.HOST, fs=fs)
     store.open()
     for start in range(0, other.end, kit.FILE_SIZE):
-        store.append_replica(start, data[start : min(other.end, start + kit.FILE_SIZE)])
+        store.append_replica(start, bytes(data[start : min(other.end, start + kit.FILE_SIZE)]))
     while store.replay_problem is None:
         assert not store.wait_dispatched(other.end, 0.01)
     store.close()

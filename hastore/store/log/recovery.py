@@ -28,6 +28,7 @@ so its node must not count as one that has all that it acknowledged.
 """
 
 import logging
+import re
 from dataclasses import dataclass
 
 from hastore.errors import StoreBrokenError, StoreError
@@ -57,6 +58,7 @@ _SYS_FLAG = header_struct("sys_flag")
 _WINDOW_BYTES = 4 << 20
 _FOREIGN_FILES = 3
 _SECTOR = 512  # bytes that a disk writes as a whole
+_ZEROS = re.compile(rb"\0+")
 _NOWHERE = 1 << 62  # beyond any offset of a log
 
 
@@ -88,6 +90,7 @@ class _Scan:
     synced: int  # from here on a power loss may have taken sectors
     records: int = 0
     last_store_timestamp_ms: int = 0
+    torn: bool = False  # it ended at a record that is whole but for zeros in its texts
 
 
 def recover(
@@ -242,6 +245,7 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
             scan.unreadable and check_unreadable(data, at, end, scan.end)
         ):
             if not lead and scan.end >= scan.synced and _is_torn(data, at, end, position):
+                scan.torn = True
                 return False
             if not lead or form.holds_record(data, at, size):
                 flags = _SYS_FLAG.unpack_from(data, at + lead)[0]
@@ -270,9 +274,9 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
 def _is_torn(data: memoryview, at: int, end: int, position: int) -> bool:
     """Whether a part of a record's topic or properties was never written: only its body has a CRC.
 
-    What is missing is zeros, up to the end of a sector or from its beginning on, or a whole one. A
-    zero that a client has put just there looks the same; its record was not synced either.
-    `position` is that of `data` in the file.
+    What is missing is zeros, up to the end of a sector, or of the texts where the sector goes on.
+    Zeros that a client has put in there end elsewhere, but for one time in some hundreds: then the
+    record cannot be told from a torn one. `position` is that of `data` in the file.
     """
     parts = find_parts(data, at, end)
     if parts is None:  # RocketMQ's, and unreadable
@@ -280,9 +284,13 @@ def _is_torn(data: memoryview, at: int, end: int, position: int) -> bool:
     topic_at, topic_length, properties_at = parts[6:9]
     texts = (topic_at, topic_at + topic_length), (properties_at, at + parts[0])
     for low, stop in texts:
-        edge = low + _SECTOR - (position + low) % _SECTOR
-        for sector in range(edge, stop, _SECTOR):
-            if not (data[sector - 1] and data[sector]):
+        for zeros in _ZEROS.finditer(data[low:stop]):
+            first, last = position + low + zeros.start(), position + low + zeros.end()
+            edge = -(-first // _SECTOR) * _SECTOR  # the first one at or behind the first zero
+            # Whole sectors may be missing, and a client's zeros follow them.
+            lacks_sectors = first == edge and last - first >= _SECTOR
+            ends_there = last % _SECTOR == 0 or last == position + stop
+            if edge <= last and (ends_there or lacks_sectors):
                 return True
     return False
 
@@ -367,7 +375,7 @@ def _is_doubtful(
         return short or _has_confirmed(commit_log, scan, confirmed)
     unwritten = _may_be_unwritten(commit_log, scan)
     if power_lost:  # of what was not synced, any sector may be missing
-        return not unwritten
+        return scan.torn or not unwritten
     if not clean and unwritten:  # a sync failed, and the kernel dropped the page
         return True
     raise _damaged(commit_log, scan.end, found, commit_log.remedy)

@@ -132,6 +132,40 @@ def test_a_record_without_a_part_of_its_properties_is_torn(
         assert len(bodies(store)[:3]) == 3
 
 
+@pytest.mark.parametrize("value", ["x" + "\0" * 1000 + "x", "x" * 300 + "\0" * 700 + "x"])
+def test_a_synced_message_with_zeros_in_a_property_survives_a_power_loss(
+    tmp_path: Path, value: str
+) -> None:
+    """The page is not synced: after a power loss it may be older than the last sync of the log."""
+    with opened(tmp_path / "a") as store:
+        fill(store, 1)
+        store.flush()
+        page = Path(limits_module.limits_path(str(tmp_path / "a"))).read_bytes()
+        put(store, message(1, properties=[("PADDED", value)]))
+        fill(store, 8)
+        end = store.flush()
+        root = crash_copy(store, tmp_path / "b")
+    Path(limits_module.limits_path(root)).write_bytes(page)
+    forget_boot(root)
+    assert ends_doubted(root) == (end, [])
+
+
+def test_a_torn_record_that_whole_ones_follow_is_told(tmp_path: Path) -> None:
+    """Its zeros may be a client's, and all of it synced."""
+    with opened(tmp_path / "a") as store:
+        fill(store, 1)
+        store.flush()
+        at = store.max_offset
+        zeros = "x" * (1024 - (at + len(message(1, properties=[("PADDED", "")])) - 1) % 512)
+        put(store, message(1, properties=[("PADDED", zeros + "\0" * 512 + "x" * 700)]))
+        whole = crash_copy(store, tmp_path / "b")
+        fill(store, 1)
+        followed = crash_copy(store, tmp_path / "c")
+    for root, doubted in ((whole, []), (followed, [at])):
+        forget_boot(root)
+        assert ends_doubted(root) == (at, doubted)
+
+
 def test_valid_records_after_a_hole_do_not_come_back(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         fill(store, 10)
@@ -219,7 +253,7 @@ def damaged_slave(root: Path, at: int, bad: bytes) -> tuple[MessageStore, list[i
     store = MessageStore(config(root / "a"), store_host=HOST)
     store.open()
     for start in range(0, end, FILE_SIZE):
-        store.append_replica(start, data[start : min(end, start + FILE_SIZE)])
+        store.append_replica(start, bytes(data[start : min(end, start + FILE_SIZE)]))
     while store.replay_problem is None:
         assert not store.wait_dispatched(end, 0.01)
     assert store.flush() == end
