@@ -866,12 +866,13 @@ class LogStore:
 
     # -- cut --------------------------------------------------------------------------------------
 
-    def truncate(self, offset: int) -> None:
+    def truncate(self, offset: int, *, exact: bool = False) -> None:
         """Cut the log at `offset`, durably, with all that is derived from it.
 
         If `offset` lies inside a record, that record is cut too; in a log of entries one ends
-        there. The limits are lowered first. If a crash interrupts the cut, recovery then finds the
-        end of a whole record, and does not count the cut bytes as missing.
+        there. `exact` says that one ends there in a log of records, too: then damage before it does
+        not lead the cut further back. The limits are lowered first. If a crash interrupts the cut,
+        recovery then finds the end of a whole record, and does not count the cut bytes as missing.
         Raises UsageError for an offset outside the log, StoreBrokenError if the disk fails, or if
         the records are damaged that must be read again for what is derived.
         """
@@ -880,7 +881,7 @@ class LogStore:
             if not log.min_offset <= offset <= log.max_offset:
                 raise UsageError(f"offset {offset} is outside [{log.min_offset}, {log.max_offset}]")
             start = max(log.min_offset, offset - offset % log.file_size)
-            offset = self._cut_point(offset)
+            offset = offset if exact else self._cut_point(offset)
             self.times_cut += 1  # before the bytes change, for who reads them without a lock
             log.fenced = tuple(one for one in log.fenced if one[1] <= offset)
             self._limits.cut(offset, recovery_start=start)

@@ -256,7 +256,10 @@ def history_not_cut() -> list[Patch]:
         del entries
         return real(store, state, offset, len(state.history), **more)
 
-    return [(ha_client, "cut_back", cut_back), (promoter, "cut_back", cut_back)]
+    return [
+        *((ha_client, "cut_back", cut_back), (promoter, "cut_back", cut_back)),
+        (rewind, "keep_until", lambda history, end: history),
+    ]
 
 
 def resume_promised() -> list[Patch]:

@@ -203,7 +203,8 @@ class MemoryLog:
         self._effect()
         return len(self.data) - offset
 
-    def truncate(self, offset: int) -> None:
+    def truncate(self, offset: int, *, exact: bool = False) -> None:
+        del exact
         if not self.min_offset <= offset <= len(self.data):
             raise UsageError(f"no cut at {offset}")
         self._effect()

@@ -118,8 +118,11 @@ class ReplicaLog(Protocol):
         """Return where a cut at `offset` begins: there, or further back because of damage."""
         ...
 
-    def truncate(self, offset: int) -> None:
-        """Cut the log, its queues and its index at `offset`; the cut is synced."""
+    def truncate(self, offset: int, *, exact: bool = False) -> None:
+        """Cut the log, its queues and its index at `offset`; the cut is synced.
+
+        If `offset` lies inside a record, that record is cut too, unless the cut is `exact`.
+        """
         ...
 
     def flush(self) -> int:

@@ -15,7 +15,7 @@ import logging
 from hastore.errors import GroupDisagrees, ReplicationError
 from hastore.ha.node.node_state import CutIntent, NodeState
 from hastore.ha.node.replica_log import ReplicaLog
-from hastore.ha.rules.epochs import History, common_point
+from hastore.ha.rules.epochs import History, common_point, keep_until
 from hastore.ha.rules.following import cut_loses_confirmed
 from hastore.protocol.hello import Hello
 
@@ -56,8 +56,13 @@ def cut_back(
     if archive and offset < end:
         # A tail that is only a part of a record needs no archive, but one does no harm.
         archived = store.archive(offset, f"{state.last_epoch}-{offset}")
+    # The record that came damaged must go: what stays in the log counts as good. But damage to an
+    # older one must not lead this cut back: this node has acknowledged what lies between, and the
+    # master may be lost now. If the place is inside a record, that one goes too.
+    begin = offset if archive else store.cut_point(offset)
+    exact = begin < offset and store.record_size(begin, check=True) is None
     state.save(intent=CutIntent(offset, entries))
-    finish_cut(store, state)
+    finish_cut(store, state, exact=exact)
     log.warning("%s: cut the log from %d to %d, %d bytes archived", why, end, offset, archived)
     return archived
 
@@ -74,7 +79,7 @@ def loses_confirmed(store: ReplicaLog, cut: int) -> bool:
 def refuse_loss(store: ReplicaLog, cut: int, why: str, *, comes_again: bool = False) -> None:
     """Raise GroupDisagrees if a cut at `cut` would lose a whole confirmed record of this log.
 
-    Damage may lead the cut further back. That does no harm if the master sends it all again now.
+    Damage may lead the cut further back, unless the tail `comes_again` (`cut_back`).
     """
     if loses_confirmed(store, cut):
         raise GroupDisagrees(
@@ -122,18 +127,21 @@ def entries_at(history: History, offset: int, shared: int) -> int:
     return max(shared, sum(1 for entry in history if entry.start <= offset))
 
 
-def finish_cut(store: ReplicaLog, state: NodeState) -> None:
+def finish_cut(store: ReplicaLog, state: NodeState, *, exact: bool = False) -> None:
     """Carry out the cut that the intent describes, also after a crash.
 
-    Does nothing if there is no intent.
+    Does nothing if there is no intent. `exact`: a record ends there, whatever damage before it
+    says.
     """
     intent = state.data.intent
     if intent is None:
         return
     if store.max_offset > intent.offset:
-        store.truncate(intent.offset)
+        store.truncate(intent.offset, exact=exact)
     if store.confirmed_offset > store.max_offset:
         store.set_limits(confirmed=store.max_offset)
     if store.readable_offset > store.max_offset:
         store.set_limits(readable=store.max_offset)
-    state.save(history=state.data.history[: intent.entries], intent=None)
+    # Damage may have led the cut further back: an entry beyond the end would win a promotion.
+    history = keep_until(state.data.history[: intent.entries], store.max_offset)
+    state.save(history=history, intent=None)

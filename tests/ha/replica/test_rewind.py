@@ -176,3 +176,42 @@ def test_damage_does_not_lead_a_cut_back_into_what_is_confirmed(tmp_path):
         scribble(whole, offsets[3] + 4, message(3, size=1000)[4:8])  # repaired
         cut_back(store, state, offsets[15], 1, accept_loss=False, why="a test")
         assert store.max_offset == offsets[15]
+
+
+def damaged_store(store, root):
+    """A log of 20 records of two epochs, of which 15 are confirmed; 3 has rotted, and so has 15."""
+    offsets = [put(store, message(n, size=1000))[0].offset for n in range(20)]
+    assert store.wait_dispatched(store.max_offset, 60)
+    store.set_limits(confirmed=offsets[15])
+    state = NodeState(REAL, str(root))
+    state.load(1, "c", "g")
+    state.save(history=(EpochEntry(E1, 0, 1, (1, 2)), EpochEntry(E2, offsets[10], 1, (1, 2))))
+    for bad in (offsets[3], offsets[15]):
+        scribble(log_file(root), bad + 4, b"????")
+    return offsets, state
+
+
+def test_a_record_that_comes_damaged_goes_and_what_is_acknowledged_before_it_stays(tmp_path):
+    with opened(tmp_path) as store:
+        offsets, state = damaged_store(store, tmp_path)
+        store.set_limits(confirmed=0)  # the master has not told this slave yet
+        told = []
+        store.hooks.on_blocked_cut = told.append
+        why = "a received record is damaged"
+        cut_back(store, state, offsets[15], 2, accept_loss=False, why=why, archive=False)
+        assert store.max_offset == offsets[15]
+        assert told == [offsets[3]] and len(state.history) == 2
+
+
+def test_no_entry_stays_beyond_where_damage_has_led_a_cut(tmp_path):
+    with opened(tmp_path) as store:
+        offsets, state = damaged_store(store, tmp_path)
+        cut_back(store, state, offsets[15], 2, accept_loss=True, why="a test")
+        assert store.max_offset == offsets[3] and state.last_epoch == E1
+
+
+def test_a_place_inside_a_record_takes_that_record_although_it_comes_again(tmp_path):
+    with opened(tmp_path) as store:
+        offsets, state = damaged_store(store, tmp_path)
+        cut_back(store, state, offsets[2] + 1, 1, accept_loss=True, why="a test", archive=False)
+        assert store.max_offset == offsets[2]

@@ -16,6 +16,7 @@ from hastore.config.model import AckPoint
 from hastore.errors import StoreBrokenError, StoreFullError
 from hastore.ha.slave import crc_check
 from hastore.ha.slave.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError
+from hastore.ha.slave.ha_client import HAClient
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.record.codec import check_blank, check_record, pack_blank
 from hastore.record.layout import BLANK_SIZE
@@ -27,6 +28,7 @@ from tests.ha.slave.test_unreadable_records import (
     master_of,
     record,
 )
+from tests.store.kit import log_file, scribble
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 FOREVER = 10**9
@@ -300,6 +302,35 @@ def test_a_damaged_record_never_stays_where_it_would_pass_for_a_good_one(pair, m
     assert met_it.wait(30.0)
     wait_for(lambda: b"precioUs" not in slave.bytes(), "the damaged record is gone")
     assert not pathlib.Path(slave.config.store.root, "rescued").exists()
+
+
+def test_a_record_that_comes_damaged_costs_no_confirmed_one_though_another_has_rotted(
+    pair, monkeypatch
+):
+    """The master is lost in the moment of the cut, so that it sends nothing again."""
+    master, slave = pair(AckPoint.WRITTEN)
+    bodies = [b"confirmed %d" % number for number in range(20)]
+    places = [slave.store.max_offset]
+    for body in bodies:
+        assert master.put_confirmed(body)[0] == "PUT_OK"
+        places.append(master.store.max_offset)
+    assert slave.store.wait_dispatched(places[-1], 30.0)
+    scribble(log_file(slave.config.store.root), places[3] + 4, b"????")
+    damage(monkeypatch, 1)
+    real = HAClient._cut_damaged
+
+    def cut(self: HAClient, *given: Any) -> None:
+        real(self, *given)
+        self.stopping.set()
+
+    monkeypatch.setattr(HAClient, "_cut_damaged", cut)
+    master.put(b"precious")
+    wait_for(lambda: not slave.client.alive, "the cut")
+    master.stop()
+    slave.promote()
+    assert slave.store.max_offset == places[-1]
+    log = slave.bytes()
+    assert [body for body in bodies if body not in log] == []
 
 
 def test_records_of_a_rocketmq_are_taken_as_they_are(make_group, caplog):
