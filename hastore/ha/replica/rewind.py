@@ -12,7 +12,7 @@ is repeated before the node follows a master or opens an epoch.
 
 import logging
 
-from hastore.errors import GroupDisagrees, ReplicationError
+from hastore.errors import GroupDisagrees, ReplicationError, UsageError
 from hastore.ha.node.node_state import CutIntent, NodeState
 from hastore.ha.node.replica_log import ReplicaLog
 from hastore.ha.rules.epochs import History, common_point, keep_until
@@ -37,7 +37,8 @@ def cut_back(
     The first `entries` history entries stay. With `archive` False nothing is archived: the master
     has just sent this tail and will send it again. The caller holds the gate's lock. Raises
     GroupDisagrees when a whole confirmed record would be cut and `accept_loss` is False
-    (`refuse_loss`). Raises ReplicationError when `offset` or `entries` are outside this log.
+    (`refuse_loss`). Raises ReplicationError when `offset` or `entries` are outside this log, or if
+    retention has just removed the bytes there.
     """
     end = store.max_offset
     if not store.min_offset <= offset <= end or not 0 <= entries <= len(state.history):
@@ -63,6 +64,11 @@ def cut_back(
     exact = begin < offset and store.record_size(begin, check=True) is None
     state.save(intent=CutIntent(offset, entries))
     finish_cut(store, state, exact=exact)
+    if store.min_offset > offset:
+        raise ReplicationError(
+            f"{why}: retention has removed the bytes at {offset}, where the cut was to begin; the"
+            " next try finds out what to do instead"
+        )
     log.warning("%s: cut the log from %d to %d, %d bytes archived", why, end, offset, archived)
     return archived
 
@@ -130,14 +136,26 @@ def entries_at(history: History, offset: int, shared: int) -> int:
 def finish_cut(store: ReplicaLog, state: NodeState, *, exact: bool = False) -> None:
     """Carry out the cut that the intent describes, also after a crash.
 
-    Does nothing if there is no intent. `exact`: a record ends there, whatever damage before it
-    says.
+    Does nothing if there is no intent, and drops one below the log's first offset. `exact`: a
+    record ends there, whatever damage before it says.
     """
     intent = state.data.intent
     if intent is None:
         return
     if store.max_offset > intent.offset:
-        store.truncate(intent.offset, exact=exact)
+        try:
+            store.truncate(intent.offset, exact=exact)
+        except UsageError:
+            if store.min_offset <= intent.offset:
+                raise
+            # Retention has removed the bytes at that place while the cut began, and nothing was
+            # cut. The master's answer to the next HELLO is a resync.
+            log.warning(
+                "the cut at %d is given up: retention has removed the log below %d",
+                *(intent.offset, store.min_offset),
+            )
+            state.save(intent=None)
+            return
     if store.confirmed_offset > store.max_offset:
         store.set_limits(confirmed=store.max_offset)
     if store.readable_offset > store.max_offset:

@@ -2,16 +2,20 @@
 
 import itertools
 import random
+import threading
 
 import pytest
 
+from hastore.config.model import RetentionConfig
 from hastore.errors import GroupDisagrees, ReplicationError
 from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import CutIntent, NodeState
 from hastore.ha.replica.rewind import cut_back, finish_cut
 from hastore.ha.rules.epochs import EpochEntry
+from hastore.store.message_store import MessageStore
 from tests.ha.simulation import Crash, MemoryFiles, MemoryLog, size_of
-from tests.store.kit import log_file, message, opened, put, scribble
+from tests.store.faulty import FaultyFileSystem
+from tests.store.kit import FILE_SIZE, HOST, config, log_file, message, opened, put, scribble
 
 E1, E2 = 1 << 16 | 1, 2 << 16 | 2
 VALUES = (2, 1, 5, 3, 8)  # records of 3, 2, 3, 1 and 3 bytes: [0, 3, 5, 8, 9, 12)
@@ -215,3 +219,51 @@ def test_a_place_inside_a_record_takes_that_record_although_it_comes_again(tmp_p
         offsets, state = damaged_store(store, tmp_path)
         cut_back(store, state, offsets[2] + 1, 1, accept_loss=True, why="a test", archive=False)
         assert store.max_offset == offsets[2]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_cut_whose_place_retention_has_removed_is_given_up(tmp_path, restarted):
+    """The cut waits for retention, which has begun before it, and then has no place any more. A
+    slave's retention has passed the common point then, and its master answers with a resync.
+    """
+    fs = FaultyFileSystem()
+    settings = config(tmp_path, retention=RetentionConfig(max_size_bytes=2 * FILE_SIZE))
+    store = MessageStore(settings, store_host=HOST, fs=fs)
+    store.open()
+    offsets = [put(store, message(n, size=FILE_SIZE - 3000))[0].offset for n in range(5)]
+    store.flush()
+    assert store.wait_dispatched(store.max_offset, 60)
+    state = NodeState(REAL, str(tmp_path))
+    state.load(1, "c", "g")
+    history = (EpochEntry(E1, 0, 1, (1, 2)), EpochEntry(E2, offsets[1], 1, (1, 2)))
+    state.save(history=history)
+    inside, cutting = threading.Event(), threading.Event()
+    remover = threading.Thread(target=lambda: store.retention.delete_expired(None))
+
+    def block(call, path):
+        if threading.current_thread() is remover and not inside.is_set():
+            inside.set()
+            assert cutting.wait(60)
+
+    truncate = store.truncate
+
+    def note(*given, **more):
+        cutting.set()
+        truncate(*given, **more)
+
+    fs.hook, store.truncate = block, note
+    remover.start()
+    assert inside.wait(60)
+    with pytest.raises(ReplicationError, match=f"retention has removed the bytes at {offsets[1]}"):
+        cut_back(store, state, offsets[1], 1, accept_loss=False, why="the master's log differs")
+    remover.join()
+    end = store.max_offset
+    assert store.min_offset > offsets[1] and state.data.intent is None
+    if restarted:  # a version before has left the intent
+        state.save(intent=CutIntent(offsets[1], 1))
+        store.close()
+        store = MessageStore(settings, store_host=HOST)
+        store.open(intent_offset=offsets[1])
+        finish_cut(store, state)
+    assert state.data.intent is None and state.history == history and store.max_offset == end
+    store.close()
