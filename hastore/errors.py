@@ -230,7 +230,7 @@ class ForbiddenError(ClientError):
 class FencedError(ClientError):
     """A member of a group commits a queue that is not its own any more; nothing was committed.
 
-    The text names the queue, the group and who has the queue's lock now.
+    The text names the queue, the group and, if the master has refused it, who has the lock now.
     """
 
 

@@ -171,7 +171,9 @@ class SharedCalls(Client):
         """Commit the positions of the queues that are this member's, as durable as any message.
 
         Raises FencedError if one of them is another member's by now: nothing of its topic is
-        committed then. Raises what Producer.send_sync would; committing again is harmless.
+        committed then. If one was lost before its position was committed, each commit raises it,
+        and commits nothing, until `poll` has told the listener. Raises what Producer.send_sync
+        would; committing again is harmless.
         """
         return self._core.commit()
 

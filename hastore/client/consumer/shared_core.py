@@ -46,7 +46,7 @@ from hastore.client.consumer.consumer_core import (
 )
 from hastore.client.consumer.fetcher import QueueReader
 from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
-from hastore.client.consumer.sharing import REVOKED, Event, Sharing
+from hastore.client.consumer.sharing import REVOKED, Event, Sharing, first_names
 from hastore.client.consumer.subscription import (
     RebalanceListener,
     TopicQueue,
@@ -226,6 +226,7 @@ class SharedCore(Core):
     def commit(self) -> Steps[None]:
         """Commit the positions of the queues that are this member's."""
         self._hear_moves()
+        self._refuse_lost()
         deadline = self.requester.deadline(self.timeout_s)
         places = {name: queue.next for name, queue in self.fetcher.mine.items()}
         yield from self._commit(places, deadline)
@@ -384,6 +385,16 @@ class SharedCore(Core):
                     places[queue.name] = before
         return places
 
+    def _refuse_lost(self) -> None:
+        """Raise FencedError if queues were lost with what was read there, and nobody knows yet."""
+        lost = self.sharing.lost_untold(self.calls)
+        if lost:
+            raise FencedError(
+                f"in the group {self.group!r} {self.sharing.member} lost {first_names(lost)} before"
+                " it had committed what it has read there: that comes again, perhaps to another"
+                " member; nothing was committed; poll before the next commit"
+            )
+
     def _commit_quietly(self, places: Places, deadline: float) -> Steps[None]:
         """Commit; a failure is logged, and what was not committed is consumed again."""
         try:
@@ -437,6 +448,9 @@ class SharedCore(Core):
             if queue is not None:
                 queue.kept = place.queue_offset
                 queue.is_unsure = name in self.sharing.moved  # before this commit, or after it?
+            lost = self.sharing.lost.get(name)
+            if lost is not None and lost.next.queue_offset == place.queue_offset:
+                del self.sharing.lost[name]  # during this commit: the lock still counted
 
     def _ask_master(self, make: Callable[[int], api.Request], deadline: float) -> Steps[api.Reply]:
         """Ask the master, and again if it is too busy, until the deadline."""

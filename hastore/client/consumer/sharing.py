@@ -40,6 +40,7 @@ AGAIN_MS_MAX = 1_000.0
 LOCK_MS = 60_000.0  # how long a lock may live at a master that has not answered
 BELIEF = 0.9  # the part of a lock's time for which it is believed in: clocks may differ in speed
 OLD_MS = 30_000.0  # until a node that seems to be too old is sent a Join again
+NAMED = 8  # queues in a text
 OLD_MAX = 3  # ends of a connection that never answered a Join: the node is too old
 ASSIGNED, REVOKED, FENCED = "assigned", "revoked", "fenced"
 
@@ -122,6 +123,9 @@ class Sharing:
         self._failure: ClientError | None = None
         self._next_ms = 0.0  # when `advance` has something to do
         self.moved: dict[TopicQueue, int] = {}  # by an administrator; the core seeks
+        # Lost with positions that are not committed, until the listener was told: a commit that
+        # had nothing left to send would look like a commit of these.
+        self.lost: dict[TopicQueue, SharedQueue] = {}
 
     # -- what the core calls
 
@@ -148,7 +152,20 @@ class Sharing:
 
     def told(self, event: Event) -> None:
         """Forget an event of which the listener was told."""
+        if event.kind == FENCED:
+            for name in event.queues:
+                self.lost.pop(name, None)
         self._telling = [each for each in self._telling if each is not event]
+
+    def lost_untold(self, calls: int) -> list[TopicQueue]:
+        """Return which of `lost` the listener neither was told of nor is told of now.
+
+        `calls`: as for `take_event`.
+        """
+        telling = {
+            name for event in self._telling[:calls] if event.kind == FENCED for name in event.queues
+        }
+        return sorted(self.lost.keys() - telling)
 
     def raise_failure(self) -> None:
         """Raise what the master has refused for good."""
@@ -348,15 +365,14 @@ class Sharing:
     def _lose(self, queues: list[SharedQueue]) -> None:
         if not queues:
             return
-        for queue in queues:
-            self.fetcher.drop(queue.name)
         names = sorted(queue.name for queue in queues)
-        self._events.append(Event(FENCED, names))
+        self._events.append(Event(FENCED, names))  # first: what is in `lost` will be told
+        for queue in queues:
+            if queue.is_unsure or queue.kept != queue.next.queue_offset:
+                self.lost[queue.name] = queue
+            self.fetcher.drop(queue.name)
         self._next_take_ms, self._again_ms = 0.0, AGAIN_MS
-        log.warning(
-            "group %s: %s lost %s", self._group, self.member,
-            ", ".join(f"queue {one.queue_id} of {one.topic}" for one in names[:8]),
-        )  # fmt: skip
+        log.warning("group %s: %s lost %s", self._group, self.member, first_names(names))
 
     def _ask(
         self, now: float, address: str, queues: list[TopicQueue],
@@ -567,3 +583,9 @@ class Sharing:
             self._next_take_ms = now + self._again_ms
             self._again_ms = min(AGAIN_MS_MAX, 2 * self._again_ms)
             self._by(self._next_take_ms)
+
+
+def first_names(queues: list[TopicQueue]) -> str:
+    """Return the first of these queues for a text."""
+    more = f" and {len(queues) - NAMED} more" if len(queues) > NAMED else ""
+    return ", ".join(f"queue {one.queue_id} of {one.topic}" for one in queues[:NAMED]) + more

@@ -353,6 +353,108 @@ def test_a_member_without_the_lock_cannot_commit(
     assert sorted(one.committed()) == queues(0, 3)
 
 
+def test_after_a_loss_no_commit_succeeds_before_a_poll_has_told_of_it(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """Else a second try, with nothing left to commit, looks like a commit of what was read."""
+    fill(shared, 40)
+    told = Told()
+    one = member(listener=told)
+    take(one, 40)
+    with shared.server._io_lock:
+        for number in (1, 2):
+            lock = shared.locks.locks._locks["g"]["t", number]
+            lock.holder, lock.until_ms = "somebody@else", float("inf")
+    with pytest.raises(FencedError):
+        one.commit()
+    wait_until(lambda: one.committed() == {} and len(one.assignment) == 2, LIMIT_S, "not lost")
+    for _ in range(2):
+        with pytest.raises(FencedError) as fenced:
+            one.commit()
+        assert str(fenced.value) == (
+            f"in the group 'g' {one.member} lost queue 1 of t, queue 2 of t before it had committed"
+            " what it has read there: that comes again, perhaps to another member; nothing was"
+            " committed; poll before the next commit"
+        )
+    assert one.committed() == {}
+    wait_until(lambda: one.poll(timeout_s=0.05) == [] and len(told.calls) > 1, LIMIT_S, "fenced")
+    one.commit()
+    assert sorted(one.committed()) == queues(0, 3)
+
+
+@pytest.mark.parametrize("call", ["lag", "committed"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "asyncio"])
+def test_a_commit_is_refused_also_if_another_call_has_noticed_the_end_of_the_lease(
+    shared: SharedNode, member: Callable[..., SharedConsumer], call: str, is_async: bool
+) -> None:
+    async def run() -> None:
+        consumer = aio.Consumer("t", [shared.address], group="g", share=True)
+        async with consumer:
+            await consumer.poll(1, LIMIT_S)
+            end_leases(consumer)
+            await getattr(consumer, call)()
+            with pytest.raises(FencedError, match="lost queue 0 of t"):
+                await consumer.commit()
+            assert not await consumer.committed()
+
+    fill(shared, 40)
+    if is_async:
+        asyncio.run(run())
+        return
+    one = member()
+    take(one, 40)
+    end_leases(one)
+    getattr(one, call)()
+    with pytest.raises(FencedError, match="lost queue 0 of t"):
+        one.commit()
+    assert one.committed() == {}
+    assert len(take(one, 40)) == 40, "they come again"
+    one.commit()
+    assert {at.queue_offset for at in one.committed().values()} == {10}
+
+
+def test_a_commit_counts_while_the_master_keeps_the_lock(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """A lease ends a little before its lock; what was committed then is no loss afterwards."""
+    fill(shared, 40)
+    told = Told()
+    one = member(listener=told)
+    take(one, 40)
+    end_leases(one)
+    one.commit()
+    assert {at.queue_offset for at in one.committed().values()} == {10}
+    one.commit()
+    one.poll(1, LIMIT_S)
+    assert told.calls[1] == ("fenced", queues(0, 1, 2, 3)), "the first commit has noticed it"
+
+
+def test_the_listener_may_commit_the_other_queues_when_it_is_told_of_a_loss(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    class Commits(Told):
+        def on_fenced(self, queues: list[TopicQueue]) -> None:
+            super().on_fenced(queues)
+            one.commit()
+
+    fill(shared, 40)
+    told = Commits()
+    one = member(listener=told)
+    take(one, 40)
+    one._core.fetcher.mine[TopicQueue("t", 1)].lease_ms = 0.0
+    one._core.sharing._next_ms = 0.0
+    one.poll(1, LIMIT_S)
+    assert told.calls[1] == ("fenced", queues(1))
+    assert sorted(one.committed()) == queues(0, 2, 3)
+
+
+def end_leases(consumer: SharedConsumer | aio.SharedConsumer) -> None:
+    """Let the time of all its queues be over, as after a long pause of its caller."""
+    for queue in consumer._core.fetcher.mine.values():
+        queue.lease_ms = 0.0
+    consumer._core.sharing._next_ms = 0.0
+
+
 def test_a_lease_that_is_over_gives_no_message(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
