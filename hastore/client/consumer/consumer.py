@@ -203,7 +203,8 @@ class ConsumerCalls(Client):
         If the group's position in a queue is ahead of this consumer's, commits nothing and raises
         PositionBehindError: probably another consumer has committed under this group, and consumers
         of one group do not share its messages. The group's position may go back only in a queue in
-        which a seek or `on_lost` has moved this consumer.
+        which a seek or `on_lost` has moved this consumer. More than 1,000 queues are committed in
+        parts: if one fails, those before it are committed.
         """
         return self._core.commit()
 

@@ -47,6 +47,7 @@ ReadFrom = Literal["slaves", "master"]
 STARTS = ("earliest", "latest")
 READ_FROM = ("slaves", "master")
 MAX_GROUP = 255  # characters
+COMMIT_QUEUES = 1_000  # in a request; a node takes 1,024 of a topic's up to 4,096
 POLL_S = 1.0  # how often an iteration checks whether the client is closed
 PAUSE_S = 0.05  # before the queues are looked for again
 NO_QUEUES_S = 1.0  # the same, if the topic has none for consumers
@@ -209,11 +210,11 @@ class ConsumerCore(Core):
         group = self._group()
         deadline = self._deadline()
         yield from self._prepared(deadline)
-        places = self._positions()
-        back = self.fetcher.sought & places.keys()
-        left_s = self.requester.left_s(deadline)
-        yield from commit_positions(self.requester, group, self.topic, places, left_s, back)
-        self.fetcher.sought -= back
+        for places in commit_parts(self._positions()):
+            back = self.fetcher.sought & places.keys()
+            left_s = self.requester.left_s(deadline)
+            yield from commit_positions(self.requester, group, self.topic, places, left_s, back)
+            self.fetcher.sought -= back  # part by part: what is confirmed may not go back again
 
     def committed(self) -> Steps[dict[int, Position]]:
         """Return the group's committed positions."""
@@ -451,6 +452,15 @@ def filter_of(tags: object, sql: object) -> api.Filter | None:
         None if sql is None else text("sql", sql, MAX_EXPRESSION),
     )
     return None if found is None else api.Filter(found.kind, found.expression)
+
+
+def commit_parts(places: dict[int, Position]) -> list[dict[int, Position]]:
+    """Return positions in the parts that one request each can commit."""
+    queues = sorted(places)
+    return [
+        {queue: places[queue] for queue in queues[begin : begin + COMMIT_QUEUES]}
+        for begin in range(0, len(queues), COMMIT_QUEUES)
+    ]
 
 
 def commit_positions(

@@ -39,6 +39,7 @@ from hastore.client.consumer.consumer_core import (
     ReadOptions,
     ask_until_taken,
     check_committed,
+    commit_parts,
     commit_wait_ms,
     find_time,
     place_of_time,
@@ -61,7 +62,6 @@ from hastore.protocol import api
 
 log = logging.getLogger(__name__)
 
-COMMIT_QUEUES = 1_000  # in a request
 AUTO_COMMIT_S = 1.0  # for a commit that nobody waits for
 RETRY_S = 0.05
 
@@ -415,9 +415,7 @@ class SharedCore(Core):
             if queue is not None and (queue.is_unsure or queue.kept != place.queue_offset):
                 by_topic.setdefault(name.topic, {})[name.queue_id] = place
         for topic, of_topic in sorted(by_topic.items()):
-            ids = sorted(of_topic)
-            for begin in range(0, len(ids), COMMIT_QUEUES):
-                part = {queue: of_topic[queue] for queue in ids[begin : begin + COMMIT_QUEUES]}
+            for part in commit_parts(of_topic):
                 yield from self._commit_one(topic, part, deadline)
 
     def _commit_one(self, topic: str, places: dict[int, Position], deadline: float) -> Steps[None]:

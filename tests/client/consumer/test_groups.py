@@ -10,6 +10,7 @@ import pytest
 
 from hastore import Consumer, Producer, aio, errors
 from hastore.client.connections import requester
+from hastore.client.consumer import consumer_core
 from hastore.client.consumer.positions_client import Positions
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
@@ -201,6 +202,40 @@ def test_a_commit_leaves_a_master_that_does_not_answer(
         assert consumer.committed()[0].queue_offset == 3
         assert consumer.lag()[0] == 2
     assert kept(slave) == {0: 3}
+
+
+def test_all_queues_of_the_widest_topic_are_committed(node: Node) -> None:
+    """In several commits: a node takes one of at most 1,024 queues."""
+    fill(node, 5, queue=3)
+    wide = list(range(4_096))
+    with Consumer("t", [node.address], group="g", queues=wide, timeout_s=60.0) as consumer:
+        consumer.seek(3, 5)
+        consumer.seek(4_095, 7)  # beyond its end: the group may be there all the same
+        consumer.commit()
+        assert kept(node) == {3: 5, 4_095: 7}
+        assert not consumer._core.fetcher.sought
+        assert sorted(consumer.committed()) == wide
+
+
+def test_what_a_commit_in_parts_has_confirmed_may_not_move_back_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_core, "COMMIT_QUEUES", 2)
+    options: Any = {"group": "g", "queues": [0, 1, 2, 3], "timeout_s": 60.0}
+    fill(node, 5)
+    fill(node, 9, queue=3)
+    with (
+        Consumer("t", [node.address], **options) as consumer,
+        Positions([node.address]) as positions,
+    ):
+        consumer.seek(0, 3)
+        positions.commit("g", "t", {0: 4, 3: 9})
+        with pytest.raises(errors.PositionBehindError, match="at 9 in queue 3"):
+            consumer.commit()
+        assert kept(node) == {0: 3, 3: 9}, "the first part is committed"
+        positions.commit("g", "t", {0: 4, 3: 0}, allow_back=True)
+        with pytest.raises(errors.PositionBehindError, match="at 4 in queue 0"):
+            consumer.commit()
 
 
 def test_a_commit_is_repeated_if_it_is_stored_but_not_confirmed(node: Node) -> None:

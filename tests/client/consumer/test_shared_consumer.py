@@ -448,7 +448,7 @@ def test_the_listener_may_commit_the_other_queues_when_it_is_told_of_a_loss(
     assert sorted(one.committed()) == queues(0, 2, 3)
 
 
-def end_leases(consumer: SharedConsumer | aio.SharedConsumer) -> None:
+def end_leases(consumer: Any) -> None:
     """Let the time of all its queues be over, as after a long pause of its caller."""
     for queue in consumer._core.fetcher.mine.values():
         queue.lease_ms = 0.0
