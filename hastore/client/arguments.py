@@ -196,7 +196,8 @@ class SendOptions:
     idempotent: bool
     compression: str | None = None
     compression_threshold: int = COMPRESSION_THRESHOLD  # bytes of a body
-    # A message that is certainly not stored ends after this time without a master; None: never.
+    # A message that may move to another group, and is certainly not stored here, ends after this
+    # time without a master; None: none moves.
     leave_ms: float | None = None
 
 

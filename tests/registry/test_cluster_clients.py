@@ -172,6 +172,22 @@ def test_closing_lets_messages_move_as_they_were_given(
     assert (message.body, message.properties.get("a")) == (b"first", "1")
 
 
+def test_what_cannot_move_waits_for_its_group(two_groups: list[Group], servers: Any) -> None:
+    """For the delivery timeout, while another message leaves the group without a master."""
+    with ready_producer(servers) as producer:
+        group = producer.group("g0")
+        two_groups[0][1].kill()
+        wait_until(lambda: group.master is None, LIMIT_S, "the end is not seen")
+        own = group.send("T", b"own", queue=0)
+        batch = group.send_batch("T", [b"batch"])
+        moves = producer.send("T", b"moves", key=key_of(producer, "g0"))
+        assert moves.result(LIMIT_S).status == "PUT_OK"
+        assert not own.done() and not batch.done()
+        two_groups[0][1].start()
+        assert own.result(LIMIT_S).status == "PUT_OK" and len(batch.result(LIMIT_S)) == 1
+    assert bodies(two_groups[1], "T") == [b"moves"]
+
+
 def test_flush_waits_for_earlier_messages_only_and_not_for_others_to_share_a_frame(
     two_groups: list[Group], servers: Any
 ) -> None:

@@ -386,11 +386,15 @@ class Producer(ProducerClient, Closable):
         delay_level: int | None,
         expires: float | None = None,
     ) -> SendFuture[SendResult]:
-        """Admit a message; then the caller calls `_wake` or `_drive`. `expires`: monotonic ms."""
+        """Admit a message; then the caller calls `_wake` or `_drive`.
+
+        `expires`, in monotonic ms: when one is given up that may move to another group.
+        """
         window, preparer = self._window, self._preparer
         if window.closed:  # read without the lock, which may be taken for good in a forked child
             self._lifecycle.check_usable()
         now = self._clock.monotonic_ms()
+        may_move = expires is not None
         if expires is None:
             expires = now + self._timeout_ms
         body, sys_flag = preparer.checked_body(topic, body), 0
@@ -420,7 +424,9 @@ class Producer(ProducerClient, Closable):
                     payload = preparer.encoder.encode(
                         topic, body, queue_id, pairs, seq, born_ms, sys_flag
                     )
-                    window.admit(Entry(seq, 1, topic, payload, future, False, now, expires))
+                    window.admit(
+                        Entry(seq, 1, topic, payload, future, False, now, expires, may_move)
+                    )
                     return future
             now = self._wait_room(1, expires)
             if now >= expires:

@@ -376,13 +376,14 @@ class SendCore:
         self._window.release()
 
     def _leave(self, now: float, leave_ms: float) -> None:
-        """End entries that no master takes and that are certainly not stored: who sent them may
-        send them to another group.
+        """End entries that no master takes and that are certainly not stored, if who sent them
+        sends them to another group then.
         """
         gone = [
             entry
             for entry in self._unsent
-            if not entry.settled
+            if entry.may_move
+            and not entry.settled
             and not entry.unknown
             and now - entry.queued_ms >= leave_ms
             and (self.cluster.master is None or entry.status.is_refusal)

@@ -29,7 +29,11 @@ NOT_SENT = (
 
 
 class Entry(msgspec.Struct, eq=False):
-    """One message, or one part of a batch. `unknown`: an attempt may have stored it."""
+    """One message, or one part of a batch.
+
+    `may_move`: another group may get it if this one does not take it. `unknown`: an attempt may
+    have stored it.
+    """
 
     first_seq: int
     count: int
@@ -39,6 +43,7 @@ class Entry(msgspec.Struct, eq=False):
     is_batch: bool
     queued_ms: float
     expires_ms: float
+    may_move: bool = False
     unknown: bool = False
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""

@@ -93,9 +93,11 @@ class Bench:
 
     def __init__(
         self, acks: int | None = None, *, idempotent: bool = True, limit: int = 8,
-        transport: FakeTransport | None = None,
+        transport: FakeTransport | None = None, leave_ms: float | None = None,
     ) -> None:  # fmt: skip
-        options = SendOptions(acks, False, 0.0, 1_000, limit, 5_000.0, idempotent)
+        options = SendOptions(
+            acks, False, 0.0, 1_000, limit, 5_000.0, idempotent, leave_ms=leave_ms
+        )
         self.now = 1_000.0
         self.transport = transport or FakeTransport()
         self.window = Window(limit)
@@ -110,14 +112,14 @@ class Bench:
         while self.core.ended:
             self.core.ended.popleft().notify()
 
-    def send(self, body: bytes) -> None:
+    def send(self, body: bytes, *, may_move: bool = False) -> None:
         future: SendFuture[SendResult] = SendFuture()
         with self.window.lock:
             assert self.window.has_room(1)
             seq = self.window.next_seq
             payload = self.encoder.encode("t", body, 0, [], seq, 0)
             expires = self.now + 5_000.0
-            entry = Entry(seq, 1, "t", payload, future, False, self.now, expires)
+            entry = Entry(seq, 1, "t", payload, future, False, self.now, expires, may_move)
             self.window.admit(entry)
         self.futures.append(future)
         future.add_done_callback(self.called.append)
@@ -129,6 +131,21 @@ class Bench:
             if self.window.has_settled(self.window.next_seq):
                 return
         raise AssertionError("it was never settled")
+
+
+def test_only_what_may_move_to_another_group_is_given_up_before_its_delivery_timeout() -> None:
+    bench = Bench(leave_ms=1_000.0)
+    bench.transport.arrivals = []
+    bench.transport.withheld = True  # so no master is found
+    for may_move in (False, True, False):
+        bench.send(b"x", may_move=may_move)
+    bench.now += 1_001.0
+    bench.run_once()
+    assert [future.done() for future in bench.futures] == [False, True, False]
+    assert isinstance(bench.futures[1].exception(), NotStoredError)
+    bench.transport.withheld = False
+    bench.settle_all()
+    assert [bench.futures[place].exception() for place in (0, 2)] == [None, None]
 
 
 @pytest.mark.parametrize("acks", [None, 0])
