@@ -51,6 +51,7 @@ _FRONT = header_struct(
     *("unsigned_size", "magic", "body_crc", "queue_id", "born_timestamp_ms", "born_host"),
     "body_length",
 )
+_NO_LAST = None, 0, b"", b""
 
 
 class RecordEncoder:
@@ -61,22 +62,20 @@ class RecordEncoder:
 
     def __init__(self, producer_id: str | None, born_host: Host) -> None:
         self._producer_id = producer_id
-        self._is_ipv6 = False
-        self.learn_host(born_host)
         self._numbered = b""
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
         self._topics: dict[str, bytes] = {}
         # About the last message without properties: its topic, the length of its sequence number,
-        # and the bytes between its body and that number. Other threads encode too, so this is one
-        # tuple that is replaced in one step.
-        self._last: tuple[str | None, int, bytes] = None, 0, b""
+        # the bytes between its body and that number, and its bornHost. Other threads encode too, so
+        # this, and what is known of the host, is one tuple that is replaced in one step.
+        self._last: tuple[str | None, int, bytes, bytes] = _NO_LAST
+        self.learn_host(born_host)
 
     def learn_host(self, born_host: Host) -> None:
         """Set the bornHost of later messages; any thread may call this."""
-        self._is_ipv6 |= born_host.is_ipv6  # set first, so that `_FRONT` packs no IPv6 host
-        self._born_host = born_host
-        self._born = born_host.packed
+        self._born = born_host, born_host.packed, born_host.is_ipv6
+        self._last = _NO_LAST
 
     def encode(
         self,
@@ -91,32 +90,36 @@ class RecordEncoder:
         """Return the record; raises MessageIllegalError if no record can hold the message."""
         number = b"%d\x02" % sequence if self._numbered else b""
         if not pairs and not sys_flag:
-            known, digits, tail = self._last
+            known, digits, tail, born = self._last
             if known == topic and digits == len(number):
                 length = len(body)
                 front = _FRONT.pack(
                     HEADER_SIZE + length + len(tail) + digits, V1_MAGIC, crc32(body) & CRC_MASK,
-                    queue_id, born_timestamp_ms, self._born, length,
+                    queue_id, born_timestamp_ms, born, length,
                 )  # fmt: skip
                 return b"".join((front, body, tail, number))
         name = self._topics.get(topic)
         if name is None:
             name = self._learn(topic)
         properties = b"".join((encode_properties(pairs), self._numbered, number))
-        if sys_flag or not name or self._is_ipv6 or len(properties) > MAX_PROPERTIES_BYTES:
+        known_host = self._born
+        host, born, is_ipv6 = known_host
+        if sys_flag or not name or is_ipv6 or len(properties) > MAX_PROPERTIES_BYTES:
             if self._producer_id is not None:
                 pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, str(sequence))]
             return build_record(
                 topic, body, queue_id=queue_id, properties=pairs, sys_flag=sys_flag,
-                born_timestamp_ms=born_timestamp_ms, born_host=self._born_host,
+                born_timestamp_ms=born_timestamp_ms, born_host=host,
             )  # fmt: skip
         length = len(body)
         size = HEADER_SIZE + length + len(name) + _LENGTH.size + len(properties)
         crc = crc32(body) & CRC_MASK
-        front = _FRONT.pack(size, V1_MAGIC, crc, queue_id, born_timestamp_ms, self._born, length)
+        front = _FRONT.pack(size, V1_MAGIC, crc, queue_id, born_timestamp_ms, born, length)
         if not pairs:
             tail = b"".join((name, _LENGTH.pack(len(properties)), self._numbered))
-            self._last = topic, len(number), tail
+            self._last = topic, len(number), tail, born
+            if self._born is not known_host:  # another one was learnt meanwhile
+                self._last = _NO_LAST
         return b"".join((front, body, name, _LENGTH.pack(len(properties)), properties))
 
     def check_properties(self, pairs: list[tuple[str, str]]) -> None:

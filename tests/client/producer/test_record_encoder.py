@@ -2,12 +2,14 @@
 
 import random
 import time
+from zlib import crc32
 
 import pytest
 
+from hastore.client.producer import preparer
 from hastore.client.producer.preparer import RecordEncoder
 from hastore.errors import MessageIllegalError
-from hastore.record.codec import Host, build_record, decode_record
+from hastore.record.codec import NO_HOST, Host, build_record, decode_record
 
 HOSTS = [Host.parse("127.0.0.1:0"), Host.parse("[::1]:0")]
 TEXT = "abcXYZ019 _-%äß漢"
@@ -36,6 +38,30 @@ def test_the_bytes_are_those_of_build_record(host: Host, numbered: bool) -> None
         )  # fmt: skip
         assert encoder.encode(topic, body, queue_id, pairs, sequence, born_ms) == expected
         assert decode_record(expected).body == body
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known topic", "new topic"])
+@pytest.mark.parametrize("host", HOSTS, ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("during", [True, False], ids=["during a message", "between messages"])
+def test_a_host_that_is_learnt_later_is_in_the_next_message(
+    host: Host, known: bool, during: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look-up of a name ends at any time, in a thread of its own."""
+    encoder = RecordEncoder(None, NO_HOST)
+    if known:
+        encoder.encode("t", b"first", 0, [], 0, 1)
+    if during:
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                preparer, "crc32", lambda body: (encoder.learn_host(host), crc32(body))[1]
+            )
+            record = decode_record(encoder.encode("t", b"second", 0, [], 1, 1))
+        assert (record.born_host, record.body) == (NO_HOST, b"second"), "as it began"
+    else:
+        encoder.learn_host(host)
+    for _ in range(2):
+        record = decode_record(encoder.encode("t", b"third", 0, [], 2, 1))
+        assert (record.born_host, record.body) == (host, b"third")
 
 
 def test_what_no_record_can_hold_is_refused() -> None:
