@@ -16,7 +16,13 @@ import pytest
 from hastore import Consumer, Producer
 from hastore.addresses import is_cluster_address, parse_cluster_address
 from hastore.client.producer.cluster_producer import ClusterProducer
-from hastore.errors import MessageIllegalError, NotStoredError, UnreachableError, UsageError
+from hastore.errors import (
+    ClientError,
+    MessageIllegalError,
+    NotStoredError,
+    UnreachableError,
+    UsageError,
+)
 from tests.process.harness import Group, hastore, wait_until
 
 LIMIT_S = 120.0
@@ -186,6 +192,35 @@ def test_what_cannot_move_waits_for_its_group(two_groups: list[Group], servers: 
         two_groups[0][1].start()
         assert own.result(LIMIT_S).status == "PUT_OK" and len(batch.result(LIMIT_S)) == 1
     assert bodies(two_groups[1], "T") == [b"moves"]
+
+
+def test_closing_a_groups_producer_waits_for_its_messages_and_ends_nothing(
+    two_groups: list[Group], servers: Any
+) -> None:
+    with Producer(cluster(servers), delivery_timeout_s=3.0) as producer:
+        wait_until(lambda: producer.groups == ("g0", "g1"), LIMIT_S, "not both are known")
+        for name in producer.groups:
+            with producer.group(name) as one:
+                future = one.send("T", b"own", queue=0)
+            assert future.done() and future.result().status == "PUT_OK"
+            assert producer.group(name) is one
+            assert one.send_sync("T", b"again", queue=0).status == "PUT_OK"
+        assert producer.send("T", b"x").result(LIMIT_S).status == "PUT_OK"
+        assert len(producer.send_batch("T", [b"y"]).result(LIMIT_S)) == 1
+    one.close()
+    with pytest.raises(ClientError, match="is closed"):
+        one.send("T", b"late", queue=0)
+
+
+def test_a_groups_producer_that_has_ended_is_no_reason_to_try_for_ever(
+    two_groups: list[Group], servers: Any
+) -> None:
+    with ready_producer(servers) as producer:
+        for name in producer.groups:
+            producer._producers[name].end(0.0)
+        for send in (producer.send, producer.send_batch):
+            with pytest.raises(ClientError, match="is closed"):
+                send("T", b"x" if send == producer.send else [b"x"])  # type: ignore[operator]
 
 
 def test_flush_waits_for_earlier_messages_only_and_not_for_others_to_share_a_frame(

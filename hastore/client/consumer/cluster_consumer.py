@@ -86,6 +86,9 @@ class GroupConsumer(Consumer):
         """Start to connect; the arguments were checked for the cluster's consumer."""
         self._begin(parse_bootstrap(addresses), reading, security, clock)
 
+    def close(self) -> None:
+        """Do nothing: the cluster's consumer reads by it, too, and closes it."""
+
     def _run(self, steps: Steps[Result]) -> Result:
         self._prepare_call()
         return super()._run(steps)
@@ -624,7 +627,10 @@ class ClusterConsumer(Consumer):
         return self._core.paused
 
     def in_group(self, name: str) -> Consumer:
-        """Return the Consumer of one group, which this one closes; raises UsageError without it."""
+        """Return the Consumer of one group, which this one closes; raises UsageError without it.
+
+        Its own `close`, and the end of a `with` block, do nothing.
+        """
         return self._run(self._core.look_up(name))
 
     @ClientCall

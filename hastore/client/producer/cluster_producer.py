@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from hastore.client.arguments import SendOptions, key_text, refusal
+from hastore.client.arguments import SendOptions, key_text, refusal, waiting_limit
 from hastore.client.connections.bootstrap import cluster_of
 from hastore.client.connections.cluster_groups import ClusterGroups
 from hastore.client.lifecycle import Lifecycle, describe
@@ -65,6 +65,19 @@ class GroupProducer(Producer):
         self.name = name
         self._began_with = frozenset(bootstrap)
         self._open(bootstrap, options, None, security, clock)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for this group's unsettled messages, as Producer.close does.
+
+        It goes on afterwards: others use it too, and the cluster's producer ends it.
+        """
+        limit_s = waiting_limit("timeout_s", timeout_s)
+        if not (self._lifecycle.closed or self._lifecycle.forked):
+            self._flush(self._timeout_ms / 1000.0 + 1.0 if limit_s is None else limit_s)
+
+    def end(self, timeout_s: float | None = None) -> None:
+        """Close it, for the cluster's producer."""
+        super().close(timeout_s)
 
     def has_moved(self, addresses: Iterable[str]) -> bool:
         """Whether no address is left that it began with, and it has no master."""
@@ -129,7 +142,10 @@ class ClusterProducer(Producer):
     # -- what the cluster has
 
     def group(self, name: str) -> Producer:
-        """Return the Producer of one group, which this one closes. Raises UsageError without it."""
+        """Return the Producer of one group, which this one ends. Raises UsageError without it.
+
+        Its `close`, and a `with` block, only wait for its messages.
+        """
         self._lifecycle.check_usable()
         self._groups.wait_heard(self._timeout_ms / 1_000)
         found = self._producer(name)
@@ -213,14 +229,15 @@ class ClusterProducer(Producer):
         """Send messages in order to one group; they do not move to another one."""
         self._check_place(topic, queue, "send_batch")
         now = self._clock.monotonic_ms()
+        expires = now + self._timeout_ms
         messages = list(messages) if isinstance(messages, Iterator) else messages
         while True:
-            group = self._wait_group(topic, None, now + self._timeout_ms)
+            group = self._wait_group(topic, None, expires)
             try:
                 future = group._send_batch(topic, messages, None, now)
                 break
             except ClientError:
-                if not self._was_replaced(group):
+                if not self._was_replaced(group) or self._clock.monotonic_ms() >= expires:
                     raise
         self._unsettled.add(future)
         future.add_done_callback(self._note_settled)
@@ -256,7 +273,7 @@ class ClusterProducer(Producer):
                 self._ends.set()
                 producers, mover = list(self._producers.values()), self._mover
             for one in producers:
-                one.close(max(0.0, (until - SYSTEM_CLOCK.monotonic_ms()) / 1000.0))
+                one.end(max(0.0, (until - SYSTEM_CLOCK.monotonic_ms()) / 1000.0))
             if mover is not None and mover is not threading.current_thread():
                 mover.join(1.0)
             self._groups.stop(1.0)
@@ -276,8 +293,9 @@ class ClusterProducer(Producer):
         try:
             inner = group._send(*message.arguments, message.expires)
         except ClientError as failure:
-            may_move = isinstance(failure, UnreachableError | NotStoredError)
-            if not may_move and not self._was_replaced(group):
+            refused = isinstance(failure, UnreachableError | NotStoredError)
+            may_move = refused or self._was_replaced(group)
+            if not may_move or self._clock.monotonic_ms() >= message.expires:
                 raise
             self._move(message, group)
             return
@@ -286,7 +304,7 @@ class ClusterProducer(Producer):
 
     def _was_replaced(self, group: GroupProducer) -> bool:
         """Whether another thread has ended a group's producer, which has moved, meanwhile."""
-        return group._lifecycle.closed and not self._lifecycle.closed
+        return self._producers.get(group.name) is not group and not self._lifecycle.closed
 
     def _note_end(self, message: _Message, group: GroupProducer, done: Future[SendResult]) -> None:
         """Pass an outcome on; a message that is certainly not stored moves on."""
@@ -395,7 +413,7 @@ class ClusterProducer(Producer):
                 self._lifecycle.check_usable()
             made = self._producers[name] = self._make(list(seen.addresses), name=name)
         if known is not None:  # its messages end there
-            threading.Thread(target=known.close, name="ClusterProducerEnd", daemon=True).start()
+            threading.Thread(target=known.end, name="ClusterProducerEnd", daemon=True).start()
         return made
 
     def _note_settled(self, future: Future[Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hastore import Consumer, Message
 from hastore.client.consumer import cluster_consumer
 from hastore.client.consumer.consumer_core import ConsumerCore
-from hastore.errors import PositionLostError, UnreachableError
+from hastore.errors import ClientError, PositionLostError, UnreachableError
 from tests.client import interrupts
 from tests.client.conftest import Node
 from tests.client.consumer.test_consumer_positions import (
@@ -132,6 +132,24 @@ def test_a_group_that_has_moved_is_found(make_node: Callable[..., Node], groups:
 
         while not is_forgotten():
             pass
+
+
+def test_closing_a_groups_consumer_ends_nothing(
+    make_node: Callable[..., Node], groups: Groups
+) -> None:
+    node, other = make_node(), make_node()
+    fill(node, 12)
+    groups.groups = {"a": Seen((node.address,)), "b": Seen((other.address,))}
+    with make() as consumer:
+        with consumer.in_group("a") as one:
+            one.seek_to_latest()
+        fill(node, 8, first=12)
+        assert {message.body for message in read(consumer, 8, 500)} == {
+            b"%d" % number for number in range(12, 20)
+        }
+        assert sum(at.queue_offset for at in one.positions().values()) == 20
+    with pytest.raises(ClientError, match="is closed"):
+        one.poll()
 
 
 def test_commits_repeat_only_what_is_missing(

@@ -180,7 +180,7 @@ def test_a_group_s_producer_that_was_just_replaced_harms_no_message(
         assert isinstance(producer, cluster_producer.ClusterProducer)
         producer.send_sync("t", b"0")
         gone = producer._producers.pop("g0")
-        gone.close()
+        gone.end()
         found, first = producer._wait_group, [gone]
 
         def wait_group(*given: Any) -> Any:
