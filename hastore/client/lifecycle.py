@@ -1,7 +1,7 @@
 """Handles clients that are dropped without `close`, open at exit, forked or pickled.
 
     OPEN --close()--> CLOSED
-      +---- fork, in the child ----> FORKED
+      +-------------------+---- fork, in the child ----> FORKED
 
 A client that is dropped, or still open when the interpreter ends, is closed with a ResourceWarning
 that names it. The finalizer that does this may run in any thread and in the middle of any code, so
@@ -29,7 +29,10 @@ class Lifecycle:
     """Track one client from its constructor to its end. `what` names it in errors."""
 
     def __init__(self, what: str, abandon: Callable[[], None]) -> None:
-        """`abandon` closes the client's descriptors in a forked child; it takes no lock."""
+        """`abandon` closes the client's descriptors in a forked child, if they are still open.
+
+        It takes no lock, and may come at any point of `close`, whose thread the child may not have.
+        """
         self.what = what
         self.closed = False
         self.forked = False
@@ -136,9 +139,9 @@ def _unclosed(lifecycle: Lifecycle, end: Callable[[], str]) -> None:
 
 def _after_fork() -> None:
     for lifecycle in list(_alive):
-        if not lifecycle.closed:
-            lifecycle.forked = True
-            lifecycle._abandon()
+        # Also one that is closed: the parent may still be at it, in a thread or in its caller.
+        lifecycle.forked = True
+        lifecycle._abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)

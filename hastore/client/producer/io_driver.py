@@ -38,6 +38,7 @@ from typing import Any
 from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
+from hastore.client.lifecycle import Lifecycle
 from hastore.client.producer.futures import LocklessCondition, SendFuture
 from hastore.client.producer.master_calls import MasterCall
 from hastore.client.producer.send_core import SendCore
@@ -89,11 +90,16 @@ class IoDriver:
         self._idle_poll = select.poll()
         self._idle_poll.register(self._idle_event, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="ProducerSender", daemon=True)
+        self._lifecycle: Lifecycle | None = None  # while the thread runs
 
     # -- called by the Producer, in any thread
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, lifecycle: Lifecycle) -> None:
+        """Start the thread, which keeps `lifecycle` until it ends.
+
+        So a fork is noticed also after the producer was dropped.
+        """
+        self._lifecycle = lifecycle
         self._thread.start()
 
     def wake(self) -> None:
@@ -216,6 +222,7 @@ class IoDriver:
     def abandon(self) -> None:
         """Close the descriptors in a forked child, which has no thread; takes no lock."""
         self._stopped = self._forked = True
+        self._lifecycle = None
         self.core.abandon()
         self._transport.abandon()
         self._close_idle_event()
@@ -246,6 +253,8 @@ class IoDriver:
             self._end(failure)
         else:
             self._end(None)
+        finally:
+            self._lifecycle = None  # it refers to this driver, which is freed at once without it
 
     def _drive(self) -> None:
         seen = 0

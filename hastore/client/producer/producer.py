@@ -229,7 +229,7 @@ class Producer(ProducerClient, Closable):
     def _begin(self) -> None:
         # If `close` is interrupted, this second finalizer still ends the thread.
         weakref.finalize(self, self._driver.detach).atexit = False
-        self._driver.start()
+        self._driver.start(self._lifecycle)
         self._checker: Checker | None = None
         if self._transactions is not None and self._transactions.check is not None:
             self._checker = Checker(self._driver, self._transactions)

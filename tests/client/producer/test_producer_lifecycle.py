@@ -346,6 +346,44 @@ def test_in_a_forked_child_calls_raise_and_the_parent_goes_on(node: Node, scheme
     assert len(queues["t", 1]) == len(queues["t", 2]) == 20
 
 
+FORK_AT_THE_END = """
+import gc, os, sys, threading, time, warnings
+from hastore import Producer
+from hastore.errors import OutcomeUnknown
+
+warnings.simplefilter("ignore")
+producer = Producer([sys.argv[2]], delivery_timeout_s=600)
+future = producer.send("t", b"x", queue=0)
+if sys.argv[1] == "closing":
+    threading.Thread(target=producer.close, daemon=True).start()
+    while not producer._lifecycle.closed:
+        time.sleep(0.001)
+else:
+    del producer
+    gc.collect()
+pid = os.fork()
+if not pid:
+    failure = future.exception(60)
+    assert isinstance(failure, OutcomeUnknown) and "forked" in str(failure), failure
+    if sys.argv[1] == "closing":
+        producer.close()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+assert not future.done(), "the parent goes on with it"
+print("last line", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["closing", "dropped"])
+def test_in_a_forked_child_a_future_ends_also_of_a_producer_that_is_about_to_end(
+    node: Node, how: str
+) -> None:
+    node.backend.transfer.hold = True
+    said, _ = run(FORK_AT_THE_END, how, node.address)
+    assert said == "last line\n"
+
+
 FORK_IN_HANDLER = """
 import os, signal, sys, threading, time
 from hastore import Producer
