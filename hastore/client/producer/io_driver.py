@@ -39,7 +39,7 @@ from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.lifecycle import Lifecycle
-from hastore.client.producer.futures import LocklessCondition, SendFuture
+from hastore.client.producer.futures import LocklessCondition, Outcome, SendFuture
 from hastore.client.producer.master_calls import MasterCall
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Window
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 LINGER_S = 1.0  # for bytes that the kernel has not taken when the producer ends
+STOP_S, STOP_STEP_S = 5.0, 0.1  # for the thread to end; and until it is looked at what it does
 
 
 class IoDriver:
@@ -91,6 +92,7 @@ class IoDriver:
         self._idle_poll.register(self._idle_event, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="ProducerSender", daemon=True)
         self._lifecycle: Lifecycle | None = None  # while the thread runs
+        self._notifying: Outcome | None = None  # whose callbacks the thread calls now
 
     # -- called by the Producer, in any thread
 
@@ -194,16 +196,25 @@ class IoDriver:
         self.wake()
         self._progress.notify_all()
 
-    def stop(self, linger_s: float = LINGER_S, timeout_s: float = 5.0) -> None:
-        """Give up unsettled entries, end the thread and wait at most `timeout_s` for it.
+    def stop(self, linger_s: float = LINGER_S, limit_s: float = STOP_S) -> None:
+        """Give up unsettled entries, end the thread and wait for it, at most STOP_S.
 
-        Bytes that the kernel has not taken yet get `linger_s`.
+        Bytes that the kernel has not taken yet get `linger_s`. A callback that the thread is at
+        gets `limit_s`.
         """
         self._linger_s = linger_s
         self._stopped = True
         self._wake_all()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+        if self._thread is threading.current_thread():
+            return
+        left_s, before = STOP_S, None
+        while self._thread.is_alive() and left_s > 0.0:
+            notifying = self._notifying
+            if STOP_S - left_s >= limit_s and notifying is not None and notifying is before:
+                return
+            before = notifying
+            self._thread.join(STOP_STEP_S)
+            left_s -= STOP_STEP_S
 
     def detach(self) -> str:
         """Let the thread end once all is settled; return a text that names the unsettled messages.
@@ -323,6 +334,8 @@ class IoDriver:
         ended = self.core.ended
         while ended:
             try:
-                ended.popleft().notify()
+                self._notifying = outcome = ended.popleft()
+                outcome.notify()
             except BaseException:  # from a caller's callback, which must not end the thread
                 log.exception("a Future's callback failed")
+        self._notifying = None

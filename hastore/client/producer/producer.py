@@ -330,8 +330,8 @@ class Producer(ProducerClient, Closable):
         """Wait for unsettled messages, at most `timeout_s`, and then end the producer.
 
         Without `timeout_s` it waits at most 1 s longer than the delivery timeout. A message that is
-        not settled by then fails with its last status, or with OutcomeUnknown. Does nothing in a
-        forked child.
+        not settled by then fails with its last status, or with OutcomeUnknown, but not before a
+        Future's callback that is still running has ended. Does nothing in a forked child.
         """
         limit_s = waiting_limit("timeout_s", timeout_s)
         first = self._lifecycle.close()
@@ -358,8 +358,8 @@ class Producer(ProducerClient, Closable):
                 self._driver.close_window()
                 self._driver.flush(limit_s)
         finally:
-            left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0
-            self._driver.stop(min(LINGER_S, max(0.0, left_s)))
+            left_s = max(0.0, (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0)
+            self._driver.stop(min(LINGER_S, left_s), left_s)
             if self._checker is not None:
                 self._checker.join(LINGER_S)
 

@@ -19,7 +19,7 @@ import pytest
 
 from hastore import Producer, Status
 from hastore.client.producer import cluster_producer
-from hastore.errors import ClientError, HastoreError, OutcomeUnknown, UsageError
+from hastore.errors import ClientError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
 from hastore.registry.cluster_watch import GroupSeen
 from tests.client.conftest import Node
 from tests.client.interrupts import interrupt_everywhere
@@ -346,6 +346,26 @@ def test_in_a_forked_child_calls_raise_and_the_parent_goes_on(node: Node, scheme
     assert len(queues["t", 1]) == len(queues["t", 2]) == 20
 
 
+def test_close_waits_no_longer_than_its_time_for_a_callback(node: Node) -> None:
+    """What is unsettled ends after the callback, in whose thread."""
+    entered, leave = threading.Event(), threading.Event()
+    producer = Producer([node.address])
+    first = producer.send("t", b"1", queue=0)
+    first.add_done_callback(lambda _: (entered.set(), leave.wait(60)))
+    assert entered.wait(60)
+    node.backend.transfer.hold = True
+    second = producer.send("t", b"2", queue=0)
+    try:
+        began = time.monotonic()
+        producer.close(timeout_s=0.05)
+        assert time.monotonic() - began < 4.0
+        assert not second.done()
+    finally:
+        leave.set()
+    assert isinstance(second.exception(60), NotStoredError | OutcomeUnknown)
+    wait_for(lambda: not producer._driver._thread.is_alive())
+
+
 FORK_AT_THE_END = """
 import gc, os, sys, threading, time, warnings
 from hastore import Producer
@@ -423,7 +443,7 @@ MULTIPROCESSING = """
 import multiprocessing, sys
 from hastore import Producer
 from hastore.client.producer import cluster_producer
-from hastore.errors import ClientError, HastoreError, OutcomeUnknown, UsageError
+from hastore.errors import ClientError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
 from hastore.registry.cluster_watch import GroupSeen
 
 def work(address, inherited):
