@@ -63,13 +63,21 @@ def value_text(name: str, given: object, expected: str = "a str") -> str:
     raise refusal(name, given, expected)
 
 
+def utf8_text(name: str, given: object, expected: str) -> str:
+    """Return a str that UTF-8 can encode, which may be empty; raises UsageError."""
+    found = plain_text(given)
+    if found is None or not _is_utf8(found):
+        raise refusal(name, given, expected)
+    return found
+
+
 def key_text(name: str, given: object) -> str:
     """Return a key: a str, or bytes that are UTF-8; raises UsageError."""
     expected = "a str, or bytes of UTF-8"
     if isinstance(given, bytes | bytearray | memoryview):
         try:
             return bytes(given).decode()
-        except UnicodeDecodeError as failure:
+        except ValueError as failure:  # not UTF-8, or a memoryview that was released
             raise refusal(name, given, expected) from failure
     return value_text(name, given, expected)
 
@@ -88,11 +96,15 @@ def integer(name: str, given: object, low: int, high: int) -> int:
 
 
 def number(name: str, given: object, *, positive: bool = False) -> float:
-    """Return a number that is >= 0, or > 0 if `positive`; raises UsageError for others and NaN."""
+    """Return a number that is >= 0, or > 0 if `positive`; raises UsageError for others and NaN.
+
+    A great one becomes 23 days in ms, also an int that no float can hold.
+    """
     expected = "a positive number" if positive else "a number, 0 or more"
     if not isinstance(given, int | float) or isinstance(given, bool):
         raise refusal(name, given, expected)
-    if math.isnan(given) or given < 0 or (positive and given == 0):
+    is_nan = isinstance(given, float) and math.isnan(given)
+    if is_nan or given < 0 or (positive and given == 0):
         raise refusal(name, given, expected)
     return min(given, LONGEST_S * 1000.0)
 

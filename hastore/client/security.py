@@ -60,6 +60,8 @@ class Security:
                 object.__setattr__(self, field.name, os.fspath(given))
             elif given is not None and (not isinstance(given, str) or not given):
                 raise refusal(f"security.{field.name}", given, "a str, or None")
+            elif given is not None and field.name in _PATHS and not _is_path(given):
+                raise refusal(f"security.{field.name}", given, "the path of a file")
         _together("tls_certificate", self.tls_certificate, "tls_key", self.tls_key)
         _together("identity", self.identity, "key_file", self.key_file)
         if self.key_file is not None and key_problem(os.path.basename(self.key_file)) is None:
@@ -159,6 +161,14 @@ def _of(given: Mapping[str, str | None], where: str) -> Security:
     if unknown:
         raise UsageError(f"{where}: {unknown[0]!r} is unknown; the keys are {', '.join(known)}")
     return Security(**given)
+
+
+def _is_path(given: str) -> bool:
+    """Whether the system takes it as a path."""
+    try:
+        return b"\0" not in os.fsencode(given)
+    except UnicodeEncodeError:
+        return False
 
 
 def _together(one: str, first: str | None, other: str, second: str | None) -> None:

@@ -27,6 +27,8 @@ NAIVE = datetime.datetime(2026, 1, 31)
 LONG = "x" * 40_000
 NUMBERS = ["5", None, b"5", [5], True, {}]
 SECONDS = ["5", b"5", [5], True, float("nan"), datetime.timedelta(seconds=5)]
+RELEASED = memoryview(b"a")
+RELEASED.release()
 MOMENTS = ["2026-01-31", 1.5, True, NAIVE, NAIVE.date(), -1, 2**63, b"5", [5]]
 
 # Values that each parameter of that name refuses, in all methods.
@@ -39,7 +41,8 @@ WRONG: dict[str, list[Any]] = {
     "clock": [5, None, "now", datetime.datetime],
     "security": [
         5, b"client.yaml", ["client.yaml"], True, object(), {"user": "x"}, {"identity": "x"},
-        {"tls_ca": 5}, {"tls_ca": ""}, {"identity": "no name", "key_file": "f"},
+        {"tls_ca": 5}, {"tls_ca": ""}, {"tls_ca": "a\0"}, {"tls_ca": "\ud800"},
+        {"identity": "no name", "key_file": "f"},
     ],
     "timeout_s": [*SECONDS, datetime.datetime.now(UTC)],
     "topic": [None, 5, b"t", ["t"], ("t",), {"t"}, {}, "", "\ud800", True],
@@ -53,12 +56,12 @@ WRONG: dict[str, list[Any]] = {
     "delivery_timeout_s": [*SECONDS, None, 0, -1],
     "max_in_flight": [*NUMBERS, 1.5, 0, 1_025],
     "batch_bytes": [*NUMBERS, 1.5, 0, 2**22 + 1],
-    "body": ["text", None, 5, ["a"], {}, True],
+    "body": ["text", None, 5, ["a"], {}, True, RELEASED],
     "messages": [
         None, 5, b"body", bytearray(b"body"), "body", ["text"], [5], [None], [[b"a"]],
         [b"good", {"body": b"a"}], OutgoingMessage(b"a"),
     ],
-    "key": [5, ["k"], {}, b"\xff\xfe", "\ud800", 1.5, True, object()],
+    "key": [5, ["k"], {}, RELEASED, b"\xff\xfe", "\ud800", 1.5, True, object()],
     "tags": [5, ["a"], b"a", {"a": 1}, "\ud800", 1.5, True, object()],
     "properties": [
         5, 0, False, True, "ab", b"ab", ["ab"], [("a",)], [("a", "b", "c")], [5], [None],
@@ -101,7 +104,7 @@ WRONG: dict[str, list[Any]] = {
     "write_queues": ["5", b"5", [5], True, {}, 1.5, -1, 4_097],
     "perm": ["5", b"5", [5], True, {}, 1.5, -1, 7],
     "order": [1, 0, "yes", []],
-    "attributes": [5, "a", ["a"], {"a": 1}, {1: "a"}, {"a": None}],
+    "attributes": [5, "a", ["a"], {"a": 1}, {1: "a"}, {"a": None}, {"a": "\udcff"}, {"\ud800": ""}],
 }  # fmt: skip
 # Wrong for one method alone; and values above that one method accepts.
 ALSO: dict[tuple[str, str], list[Any]] = {
@@ -335,13 +338,17 @@ def test_ints_of_other_types_and_infinite_times_are_accepted(node: Node) -> None
         def __index__(self) -> int:
             return 2
 
-    with Producer([node.address], max_in_flight=Int()) as producer:  # type: ignore[arg-type]
+    huge, count = 10**400, Int()
+    with Producer(
+        [node.address], max_in_flight=count, delivery_timeout_s=huge  # type: ignore[arg-type]
+    ) as producer:
         assert producer.send_sync("t", b"", queue=Int()).queue_id == 2  # type: ignore[arg-type]
-        assert producer.flush(float("inf"))
+        assert producer.flush(float("inf")) and producer.flush(huge)
         assert producer.flush(-1) in (True, False)  # a negative time
     with Consumer("t", [node.address], queues=[Int()], timeout_s=1e12) as consumer:  # type: ignore
         assert len(consumer.poll(timeout_s=float("inf"))) == 1
         assert consumer.poll(timeout_s=-0.1) == []
+        assert consumer.poll(timeout_s=-huge) == []
         assert consumer.position(2).queue_offset == 1
 
 

@@ -16,7 +16,7 @@ from hastore.client.arguments import (
     refusal,
     seconds,
     text,
-    value_text,
+    utf8_text,
 )
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall, Core
@@ -331,10 +331,11 @@ def _changes(
     if order is not None:
         wanted["order"] = flag("order", order)
     if attributes is not None:
+        expected = "a mapping of str to str without lone surrogates"
         if not isinstance(attributes, Mapping):
-            raise refusal("attributes", attributes, "a mapping of str to str")
+            raise refusal("attributes", attributes, expected)
         wanted["attributes"] = {
-            value_text("attributes", key): value_text("attributes", value)
+            utf8_text("attributes", key, expected): utf8_text("attributes", value, expected)
             for key, value in attributes.items()
         }
     return wanted

@@ -338,7 +338,10 @@ def _most_bytes(pairs: list[tuple[str, str]]) -> int:
 def body_of(name: str, body: object) -> bytes:
     """Return a body as bytes; raises UsageError for other types."""
     if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)
+        try:
+            return bytes(body)
+        except ValueError as failure:  # a memoryview that was released
+            raise refusal(name, body, _BODY) from failure
     raise refusal(name, body, _BODY)
 
 
