@@ -148,8 +148,10 @@ WAIT_MS = 1_000  # of a long poll
 ANSWER_MS = 1_500.0  # after WAIT_MS and this time without an answer, another replica is asked
 REFRESH_MS = 1_000.0
 RETRY_MS = 50.0
+AGAIN_MS = 500.0  # until a queue is asked again whose pull the node did not let wait
 PUMP_MS = 1.0  # between reads from the network, while there are messages to take
 PULL_BYTES_MIN = 16 * 1024
+_NOTHING = (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE)
 ON_LOST = ("raise", "earliest", "latest", "common")
 
 
@@ -371,6 +373,11 @@ class Fetcher:
 
     def _pulled(self, queue: QueueReader, reply: api.Pulled, payload: bytes) -> None:
         status = reply.status
+        if status in _NOTHING:
+            # A node lets so many pulls of a connection wait, and answers the others at once.
+            now = self._clock.monotonic_ms()
+            if now < queue.sent_ms + WAIT_MS / 2:
+                queue.not_before_ms = now + AGAIN_MS
         if status is api.PullStatus.FOUND:
             queue.gone_at.clear()
             after = reply.after

@@ -11,8 +11,10 @@ import pytest
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.fetcher import (
+    AGAIN_MS,
     PULL_BYTES_MIN,
     RETRY_MS,
+    WAIT_MS,
     Fetcher,
     PulledRecords,
     QueueReader,
@@ -141,6 +143,29 @@ class Bench:
 
 def position_after(number: int) -> Position:
     return Position(number, EPOCH, (number - 1) * SIZE)
+
+
+@pytest.mark.parametrize("status", [PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE])
+def test_a_queue_whose_pull_did_not_wait_is_not_asked_again_at_once(status: PullStatus) -> None:
+    """A node lets at most 1,024 pulls of a connection wait, and answers the others at once."""
+    bench = Bench()
+    clock = bench.requester.clock
+    bench.reply(status)
+    bench.fetcher.advance()
+    assert len(bench.pulls) == 1
+    assert 0.4 < bench.fetcher.advance() <= 0.5, "it says when it wants to ask again"
+    clock.now += AGAIN_MS
+    bench.fetcher.advance()
+    assert len(bench.pulls) == 2
+    clock.now += WAIT_MS
+    bench.reply(status)
+    bench.fetcher.advance()
+    assert len(bench.pulls) == 3, "this one has waited"
+    bench.reply(status)
+    bench.fetcher.advance()
+    bench.queue.seek(Position(5))
+    bench.fetcher.advance()
+    assert len(bench.pulls) == 4, "a seek counts at once"
 
 
 def test_the_next_pull_is_under_way_while_messages_are_taken() -> None:
