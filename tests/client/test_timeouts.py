@@ -64,6 +64,9 @@ class World:
     def is_up(self, address: str) -> bool:
         return address in self.up
 
+    def heard_ms(self, _address: str) -> float:
+        return 0.0
+
     def send(self, address: str, message: api.Request, _payload: bytes | None = None) -> bool:
         self.asked.append((address, message))
         if address not in self.up:

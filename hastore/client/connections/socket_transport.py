@@ -161,6 +161,11 @@ class SocketTransport:
         connection = self._connections.get(address)
         return connection is not None and connection.state is ConnectionState.UP
 
+    def heard_ms(self, address: str) -> float:
+        """Return when bytes last came from an address, in monotonic ms; 0 if not known."""
+        connection = self._connections.get(address)
+        return 0.0 if connection is None else connection.heard_ms
+
     def silence(self, address: str) -> NoAnswer | None:
         """Return why an address is not connected, as far as known; None if it is connected.
 

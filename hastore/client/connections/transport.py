@@ -99,6 +99,10 @@ class Transport(Protocol):
         """Whether the address is connected."""
         ...
 
+    def heard_ms(self, address: str) -> float:
+        """Return when bytes last came from an address, in monotonic ms; 0 if not known."""
+        ...
+
     def silence(self, address: str) -> NoAnswer | None:
         """Return why an address is not connected, as far as known; None if it is connected."""
         ...

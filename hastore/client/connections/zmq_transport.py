@@ -87,6 +87,10 @@ class ZmqTransport:
         connection = self._connections.get(address)
         return connection is not None and connection.up
 
+    def heard_ms(self, address: str) -> float:
+        """Return 0: libzmq reads by itself, so `collect` has all that has come."""
+        return 0.0
+
     def silence(self, address: str) -> NoAnswer | None:
         """Return why an address is not connected; libzmq says only whether it is."""
         if self.is_up(address):

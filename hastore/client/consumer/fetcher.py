@@ -146,6 +146,7 @@ class QueueReader:
 
 WAIT_MS = 1_000  # of a long poll
 ANSWER_MS = 1_500.0  # after WAIT_MS and this time without an answer, another replica is asked
+QUIET_MS = 300.0  # without a byte of it; before, the answer may be on its way
 REFRESH_MS = 1_000.0
 RETRY_MS = 50.0
 AGAIN_MS = 500.0  # until a queue is asked again whose pull the node did not let wait
@@ -192,6 +193,7 @@ class Fetcher:
         # Replicas that have stalled or failed since the last good reply.
         self._rejected: set[str] = set()
         self._seen_readable = -1
+        self._map_rid: int | None = None  # of the map that `source` was asked for, until it is read
         self._next_refresh_ms = 0.0
         self._next_pump_ms = 0.0
         requester.deliver_to(self._on_arrival)
@@ -305,7 +307,7 @@ class Fetcher:
         wait_ms = self._next_refresh_ms - now
         for queue in self.queues.values():
             if queue.rid is not None and now > queue.sent_ms + WAIT_MS + ANSWER_MS:
-                self._switch_replica()
+                self._leave_if_quiet(now)
             wait_ms = min(wait_ms, self._ask(queue, now))
         return 0.0 if arrived else max(0.0, wait_ms) / 1000.0
 
@@ -357,6 +359,8 @@ class Fetcher:
             elif arrival.address == self.source:
                 self._switch_replica()
         elif arrival.address == self.source:
+            if reply.rid == self._map_rid:
+                self._map_rid = None
             queue = next((q for q in self.queues.values() if q.rid == reply.rid), None)
             if queue is not None:
                 queue.rid = None
@@ -466,11 +470,16 @@ class Fetcher:
         mine = maps.get(self.source or "")
         if mine is not None:
             best = max(info.readable_offset for info in maps.values())
-            if mine.readable_offset < best and mine.readable_offset == self._seen_readable:
-                self._switch_replica()
-            self._seen_readable = mine.readable_offset
+            # Else its map is old: a newer one may be unread yet, behind the answers to pulls.
+            if self._map_rid is None:
+                if mine.readable_offset < best and mine.readable_offset == self._seen_readable:
+                    self._switch_replica()
+                self._seen_readable = mine.readable_offset
         for address in self._requester.cluster.addresses:
-            self._requester.transport.send(address, api.AskMap(self._requester.next_rid()))
+            rid = self._requester.next_rid()
+            self._requester.transport.send(address, api.AskMap(rid))
+            if address == self.source:
+                self._map_rid = rid
 
     def _heard(self) -> list[str]:
         """Return the replicas of the last epoch that are connected, the preferred ones first."""
@@ -494,6 +503,16 @@ class Fetcher:
             self._rejected.clear()
         self.source = next(iter(fresh or heard), None)
         self._seen_readable = -1
+        self._map_rid = None
+
+    def _leave_if_quiet(self, now: float) -> None:
+        """Leave the replica, whose answer is late, unless that is being read.
+
+        After a caller was away for long, all that has come meanwhile is read step by step.
+        """
+        source = self.source
+        if source is None or now > self._requester.transport.heard_ms(source) + QUIET_MS:
+            self._switch_replica()
 
     def _switch_replica(self) -> None:
         """Leave the replica; pulls in flight are sent again to the next replica."""

@@ -183,6 +183,9 @@ class VirtualTransport:
         wire = self._wires.get(address)
         return wire is not None and not wire.ended
 
+    def heard_ms(self, _address: str) -> float:
+        return 0.0
+
     def silence(self, _address: str) -> None:
         return None
 

@@ -6,13 +6,17 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.fetcher import (
     AGAIN_MS,
+    ANSWER_MS,
     PULL_BYTES_MIN,
+    QUIET_MS,
+    REFRESH_MS,
     RETRY_MS,
     WAIT_MS,
     Fetcher,
@@ -61,14 +65,21 @@ class Clock:
 class FakeTransport:
     def __init__(self) -> None:
         self.sent: list[tuple[str, api.Pull]] = []
+        self.maps: dict[str, int] = {}  # the number of the last AskMap, by address
+        self.heard = 0.0
 
     def send(self, address: str, message: api.Request) -> bool:
         if isinstance(message, api.Pull):
             self.sent.append((address, message))
+        else:
+            self.maps[address] = message.rid
         return True
 
     def is_up(self, address: str) -> bool:
         return True
+
+    def heard_ms(self, address: str) -> float:
+        return self.heard
 
 
 class Requester:
@@ -342,6 +353,46 @@ def test_damage_in_one_queue_loses_no_message_of_another() -> None:
             raised += 1
     assert taken == [0, 1, 2, 3, 4]
     assert raised == 1
+
+
+def test_a_replica_whose_answer_is_being_read_is_kept() -> None:
+    """A caller that was away for long reads what has come meanwhile in several steps."""
+    bench = Bench()
+    clock, source = bench.requester.clock, bench.fetcher.source
+    for _ in range(3):
+        clock.now += WAIT_MS + ANSWER_MS + 1.0
+        bench.requester.transport.heard = clock.now
+        bench.fetcher.advance()
+        assert (bench.fetcher.source, len(bench.pulls)) == (source, 1)
+    clock.now += QUIET_MS + 1.0
+    bench.fetcher.advance()
+    assert bench.fetcher.source is None, "now nothing comes"
+
+
+def test_a_replica_seems_to_stall_only_by_its_latest_map() -> None:
+    """That may be unread yet, behind all that has come while the caller was away."""
+    bench = Bench()
+    clock, source = bench.requester.clock, bench.fetcher.source
+    cluster = bench.requester.cluster
+    (other,) = set(NODES) - {source}
+
+    def look(address: str, rid: int, readable: int) -> None:
+        info = msgspec.structs.replace(cluster.maps[address], readable_offset=readable)
+        cluster.learn(address, info)
+        bench.requester.waiting.append(Arrival(address, api.Map(rid, info)))
+        clock.now += REFRESH_MS
+        bench.reply(PullStatus.NO_NEW)
+        bench.fetcher.advance()
+
+    maps = bench.requester.transport.maps
+    old = maps[source]
+    look(other, maps[other], 10_001)
+    for _ in range(3):
+        look(source, old, 10_000)
+        assert bench.fetcher.source == source
+    look(source, maps[source], 10_000)
+    look(source, maps[source], 10_000)
+    assert bench.fetcher.source == other
 
 
 def test_a_busy_replica_is_asked_again_later_and_kept() -> None:
