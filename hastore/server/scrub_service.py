@@ -109,7 +109,7 @@ class ScrubService(Service):
 
     def status(self) -> dict[str, Any]:
         """Return the progress, what was found, and what was repaired; offsets are bytes."""
-        found, walk = self._found, self._walk
+        found, walk = self._damages(), self._walk
         return {
             "rate": self._rate,
             "offset": self._now.offset if walk is None else walk.offset,
@@ -124,18 +124,23 @@ class ScrubService(Service):
                     "offset": one.start, "end_offset": one.end, "reason": one.reason,
                     "not_repaired": self._unrepaired.get(one.start),
                 }
-                for one in found.values()
+                for one in found
             ],
         }
+
+    def _damages(self) -> list[Damage]:
+        """Return what is known to be damaged, and was not cut off since it was found."""
+        end = self._store.max_offset
+        return [one for one in self._found.values() if one.start < end]
 
     @property
     def damaged_bytes(self) -> int:
         """How many bytes are known to be damaged."""
-        return sum(one.end - one.start for one in self._found.values())
+        return sum(one.end - one.start for one in self._damages())
 
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
-        found, failure = list(self._found.values()), self._failure
+        found, failure = self._damages(), self._failure
         told = [] if failure is None else [f"the log cannot be scrubbed: {failure}"]
         if found:
             first = found[0]

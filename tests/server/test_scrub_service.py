@@ -313,6 +313,19 @@ def test_where_replay_stops_is_looked_at_and_repaired_and_replay_goes_on(
     assert scrubber.problems() == []
 
 
+def test_damage_that_was_cut_off_is_told_no_more(tmp_path: pathlib.Path) -> None:
+    with scrubbed(tmp_path / "s", "classic") as log:
+        store = log.store
+        assert isinstance(store, MessageStore)
+        scrubber = log.make()
+        log.flip(COUNT - 1, 90)
+        scrubber.scrub()
+        assert scrubber.problems() and scrubber.damaged_bytes and scrubber.status()["damages"]
+        store.truncate(log.places[COUNT - 1])
+        assert scrubber.problems() == [] and scrubber.damaged_bytes == 0
+        assert scrubber.status()["damages"] == []
+
+
 def test_what_is_written_and_reads_back_damaged_is_tried_once_in_a_pass(log: Scrubbed) -> None:
     tried: list[Damage] = []
 
