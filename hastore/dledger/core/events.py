@@ -93,6 +93,7 @@ class Start:
     `members` is the list of the configuration. It counts if no list of `member_lists`, the last
     ones that an Update has given, is in the log. `alone`: this node has never known another one, so
     nobody has what it may have forgotten, and as the only member it needs no leader to remember.
+    `disk_full`: as DiskFull; there is no room for the vote with which a group of one begins.
     """
 
     now_ms: float
@@ -104,6 +105,7 @@ class Start:
     member_lists: tuple[MemberList, ...] = ()
     removed: MemberList | None = None  # as the last Update with `removed` had it
     alone: bool = False
+    disk_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class MemberState:
         self.log = TermMap(log.begin_index, log.end_index, log.terms, log.prev_term)
         self.persisted_index = log.end_index
         self.committed_index = max(min(start.committed_index, log.end_index), log.begin_index - 1)
-        self.disk_full = False
+        self.disk_full = start.disk_full
         # (member, whom it prefers as leader) if they contradict each other, as the leader knows.
         self.preferences: tuple[tuple[int, int], ...] = ()
         # The committed list that has left out this node, until a leader is heard again.

@@ -625,7 +625,7 @@ class DLedgerDriver(Service):
 
     def _begin_anew(self, failure: Exception) -> None:
         """Begin the core anew from the store: it may believe in entries that the store refused."""
-        self._room.note(failure)
+        full_now = self._room.note(failure)
         level = logging.DEBUG if str(failure) == self._begun_anew else logging.ERROR
         self._begun_anew = str(failure)
         log.log(level, "the core begins anew from the store: %s", failure)
@@ -634,7 +634,8 @@ class DLedgerDriver(Service):
         self._outbox.clear()
         self._syncs.due = False
         self._waits.end_all(str(failure))
-        if self._beginning:
+        # A group of one votes as it begins: without room it begins once more, and waits for room.
+        if self._beginning and not full_now:
             self._leave(str(failure))
             return
         try:
@@ -718,13 +719,12 @@ class DLedgerDriver(Service):
             saved_lists(self.member),
             None if data.removed is None else MemberList(*data.removed),
             alone=not data.known_stores,
+            disk_full=self._room.full,
         )
         self._step(start, fresh=core)
         for peer in self.member.addresses:
             if peer != core.node and peer not in self.links.linked:
                 self._step(LinkChanged(now, peer, False))
-        if self._room.full:
-            self._step(DiskFull(now, True))
         if store.messages.replay.blocked_reason is not None:
             self._step(ReplayBlocked(now, True))
 

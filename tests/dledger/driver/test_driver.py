@@ -18,6 +18,7 @@ from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import MemberList, Receive, Role, Settled, Start, Update
 from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.requests import RequestFile, request_path, write_request
+from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.errors import (
     HastoreError,
     NotStoredError,
@@ -30,6 +31,7 @@ from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest, MemberSet
 from hastore.protocol.dledger_link import Received, append_frames, message_frame
 from hastore.protocol.hello import Linked
+from hastore.store.log_store import LogStore
 from tests.dledger.driver.groups import SETTINGS, STORE, DriverGroup, running_group
 from tests.dledger.links.test_peer_links import said
 from tests.ha.nodes import Peer, wait_for
@@ -459,6 +461,25 @@ def test_a_node_that_has_no_room_for_its_vote_comes_back_when_it_has(group, monk
     assert b"y" in equal_logs(group)
     assert leader.store.hard_state.term == following.driver.term
     wait_for(lambda: leader.driver.problems() == [])
+
+
+def test_a_group_of_one_that_starts_on_a_full_disk_comes_back_when_it_has_room(
+    tmp_path, monkeypatch
+):
+    with running_group(tmp_path, 1) as group:
+        group.put(b"x")
+        group.nodes[1].stop()
+        with monkeypatch.context() as patch:
+            full = FullFileSystem(REAL).replace_bytes
+            patch.setattr(HardStateFiles, "save", lambda self, *_: full("currterm", b""))
+            patch.setattr(LogStore, "free_bytes", lambda self: 0)
+            (node,) = group.start(1)
+            says = "No space left"
+            wait_for(lambda: any(says in one for one in node.driver.problems()), "the problem")
+            wait_for(lambda: node.driver.waits is None, "it has begun")
+            assert node.driver.left is None and node.driver.core.role is Role.FOLLOWER
+        assert group.put(b"y") is node
+        assert node.driver.problems() == []
 
 
 def block_replay(node):
