@@ -88,35 +88,22 @@ def join(
         elif state.data.lost_disk:  # a crash came before it was noted
             in_line(member)
         return True
-    state.save()  # the store's id, before anything else that tells of a start
-    if store.remembers:  # a crash came before `joined` was saved, or RocketMQ wrote the store
+    has_entries = store.end_index >= store.begin_index
+    first = state.data.first_members
+    if store.remembers and not state.data.lost_disk and (first or has_entries):
+        # A crash came before `joined` was saved, or RocketMQ wrote the store.
+        state.save()  # the store's id, before anything else that tells of a start
         store.save_hard_state(store.hard_state, remembers=True)
         state.save(joined=True)
         return True
-    answered: set[int] = set()
-    knowing: set[int] = set()
-    phase, told = StartPhase(links.clock), ("", 0)
-    while not knowing and len(answered) < member.answers_needed:
-        if stopping.is_set():
-            return False
-        got, others = links.ask_others()
-        answered |= got
-        knowing |= others
-        missing = member.answers_needed - len(answered)
-        if knowing or missing <= 0:
-            break
-        silent = sorted(set(member.addresses) - answered - {member.node})
-        of = "" if missing == len(silent) else f"{missing} of "
-        text = (
-            f"this store is new, so its first start waits for {of}node {listed(silent)} to say "
-            f"that the disk of node {member.node} was not lost; start all nodes of the group"
-        )
-        if told != (text, level := phase.level()):
-            log.log(level, "%s", text)
-            note(text)
-            told = text, level
-        stopping.wait(ASK_PAUSE_S)
-    lost = bool(knowing) or store.end_index >= store.begin_index
+    # What it was told before a crash is asked again: it, or `nodes` in the file, may be another.
+    state.save(first_members=first if has_entries else ())
+    found = _ask(links, stopping, note)
+    if found is None:
+        return False
+    knowing, nodes = found
+    # Once said, it stays: `currterm` alone would say that the votes are known.
+    lost = bool(knowing) or has_entries or state.data.lost_disk
     if lost:
         log.warning(
             "this node has lost its disk (%s): its votes and acknowledgements do not count until a "
@@ -125,16 +112,60 @@ def join(
             if knowing
             else "it has entries, but no votes",
         )
-    store.save_hard_state(store.hard_state, remembers=not lost)
-    # A node that is new in a group that has begun is no member of it until the group's log says so.
-    first = links.told_members
-    if first in ((), (member.node,)):  # whose disk was lost is not alone: others know it
-        first = tuple(sorted(member.addresses))
     gone = dict(state.data.replaced_stores)
     had = (*gone.get(member.node, ()), *links.told_replaced)
     gone[member.node] = tuple(dict.fromkeys(had))[-REPLACED_MAX:]
-    state.save(joined=True, lost_disk=lost, first_members=first, replaced_stores=gone)
+    # Who has a vote, and no list of members, counts with `nodes` of its file: so the list is first.
+    state.save(lost_disk=lost, first_members=_begun(links) or nodes, replaced_stores=gone)
+    store.save_hard_state(store.hard_state, remembers=not lost)
+    state.save(joined=True)
     return True
+
+
+def _begun(links: PeerLinks) -> tuple[int, ...]:
+    """Return the members that another node has named, if a group has begun; else nothing.
+
+    A node that is new in such a group is no member of it until the group's log says so. One whose
+    disk was lost is not alone: others know it.
+    """
+    told = links.told_members
+    return () if told == (links.member.node,) else told
+
+
+def _ask(
+    links: PeerLinks, stopping: threading.Event, note: Callable[[str], None]
+) -> tuple[set[int], tuple[int, ...]] | None:
+    """Ask until enough have answered; return who knows another store, and the nodes of the file.
+
+    None if the node stops before.
+    """
+    member = links.member
+    answered: set[int] = set()
+    asked: tuple[int, ...] = ()
+    phase, said = StartPhase(links.clock), ("", 0)
+    while not stopping.is_set():
+        nodes = tuple(sorted(member.addresses))
+        if nodes != asked:  # the answers agreed to the list that was in the file before
+            asked, answered = nodes, set()
+        got, knowing = links.ask_others()
+        if tuple(sorted(member.addresses)) != asked:
+            continue
+        answered |= got
+        silent = sorted(set(asked) - answered - {member.node})
+        missing = member.answers_needed - len(answered)
+        if knowing or missing <= 0:
+            return knowing, asked
+        of = "" if missing == len(silent) else f"{missing} of "
+        text = (
+            f"this store is new, so its first start waits for {of}node {listed(silent)} to say "
+            f"that the disk of node {member.node} was not lost; start all nodes of the group"
+        )
+        if said != (text, level := phase.level()):
+            log.log(level, "%s", text)
+            note(text)
+            said = text, level
+        stopping.wait(ASK_PAUSE_S)
+    return None
 
 
 def in_line(member: PeerMember) -> None:
