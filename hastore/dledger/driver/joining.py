@@ -20,6 +20,10 @@ from hastore.protocol.dledger import MemberSet
 log = logging.getLogger(__name__)
 
 ASK_PAUSE_S = 0.2
+_OF_A_NEW_GROUP = (
+    ", and that no group has begun; start all nodes of the group; if the group is new, take one "
+    "which was never started, out of `nodes` in every file until it is there"
+)
 
 
 def first_members(member: PeerMember) -> tuple[int, ...]:
@@ -98,7 +102,7 @@ def join(
         return True
     # What it was told before a crash is asked again: it, or `nodes` in the file, may be another.
     state.save(first_members=first if has_entries else ())
-    found = _ask(links, stopping, note)
+    found = _ask(links, stopping, note, has_entries=has_entries)
     if found is None:
         return False
     knowing, nodes = found
@@ -133,11 +137,17 @@ def _begun(links: PeerLinks) -> tuple[int, ...]:
 
 
 def _ask(
-    links: PeerLinks, stopping: threading.Event, note: Callable[[str], None]
+    links: PeerLinks,
+    stopping: threading.Event,
+    note: Callable[[str], None],
+    *,
+    has_entries: bool,
 ) -> tuple[set[int], tuple[int, ...]] | None:
     """Ask until enough have answered; return who knows another store, and the nodes of the file.
 
-    None if the node stops before.
+    None if the node stops before. To begin a group takes every node of the file: the one that is
+    silent may be the only member of a group that has begun, which nobody else knows. A store with
+    entries and no votes begins none.
     """
     member = links.member
     answered: set[int] = set()
@@ -152,14 +162,16 @@ def _ask(
             continue
         answered |= got
         silent = sorted(set(asked) - answered - {member.node})
-        missing = member.answers_needed - len(answered)
+        begins = not has_entries and not _begun(links)
+        missing = len(silent) if begins else member.answers_needed - len(answered)
         if knowing or missing <= 0:
             return knowing, asked
         of = "" if missing == len(silent) else f"{missing} of "
         text = (
             f"this store is new, so its first start waits for {of}node {listed(silent)} to say "
-            f"that the disk of node {member.node} was not lost; start all nodes of the group"
+            f"that the disk of node {member.node} was not lost"
         )
+        text += _OF_A_NEW_GROUP if begins else "; start all nodes of the group"
         if said != (text, level := phase.level()):
             log.log(level, "%s", text)
             note(text)

@@ -11,16 +11,18 @@ has one store at a time, and a store that was replaced never comes back:
   kept: an older one would have to come from before as many lost disks.
 
 Two nodes that count majorities of other first members may elect two leaders. So nodes with empty
-logs compare their lists, and do not begin unless so many agree that no other list can have as many
-(`answers_needed`). Once a group has begun it has an id: a random one, which its leader puts into
-the first entry of each term. A node keeps the id that it knows to be committed, or that it was told
-while its log was empty, and a node of another group is refused.
+logs compare their lists, and do not begin unless all nodes of the list agree: one that is silent
+may be the only member of a group that has begun, and no majority of the list need know of that.
+Once a group has begun it has an id: a random one, which its leader puts into the first entry of
+each term. A node keeps the id that it knows to be committed, or that it was told while its log was
+empty, and a node of another group is refused.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 REPLACED_MAX = 8
+OTHER_GROUP = "belongs to another group"  # part of an answer
 OTHER_FIRST_MEMBERS = "the group would have two majorities"  # part of an answer
 Replaced = Mapping[int, tuple[str, ...]]
 
@@ -89,7 +91,7 @@ class Stores:
 
 
 def answers_needed(nodes: int) -> int:
-    """Return how many other nodes must agree before the first start in a group of so many.
+    """Return how many other nodes must answer a new one in a group of so many that has begun.
 
     Every majority with the new node then has one of them.
     """

@@ -14,8 +14,9 @@ its store is new or replaces one that was lost:
   them knows its number with another store, the disk was lost: the node says so in every HELLO, and
   its core starts with `remembers=False`, that is without a vote that counts.
 - It asks until so many have answered that every majority with its number has one of them
-  (`answers_needed`): in a group of three both others, in a group of five three. So the first start
-  of a group of three needs all three nodes.
+  (`answers_needed`): in a group of three both others, in a group of five three. If none of them
+  names the members of a group that has begun, it asks until all have answered (identity.py). So the
+  first start of a group needs all its nodes.
 - A node that comes with another store and does not say that it lost its disk is refused, and so
   is a store that was replaced once (identity.py). The node stops saying it when the leader has
   brought its log in line; it goes on naming the stores that its own has replaced.
@@ -40,6 +41,7 @@ from hastore.config.model import Config
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
 from hastore.dledger.links.identity import (
     OTHER_FIRST_MEMBERS,
+    OTHER_GROUP,
     Group,
     Stores,
     answers_needed,
@@ -155,7 +157,8 @@ class PeerMember:
 
     @property
     def answers_needed(self) -> int:
-        """How many other nodes must say whether they know this node's number with another store."""
+        """How many other nodes of a group that has begun must say whether they know another store
+        of this node's number."""
         return answers_needed(len(self._addresses))
 
     def may_be_old(self, node: int | None = None) -> bool:
@@ -667,6 +670,8 @@ class PeerLinks:
         problem = member.identity_problem(hello)
         if problem is not None:
             member.on_refused(address, problem)
+            if OTHER_GROUP in problem and hello.node not in self._channels:
+                self.note_problem(hello.node, problem)  # two groups of one name: both ends say so
             return Refused(problem, removed=self._removal_of(hello))
         if proved:
             member.state.learn_proved(hello.node)

@@ -1,4 +1,4 @@
-"""Joining: a new node that ends before each of its writes."""
+"""Joining: a new node that ends before each of its writes, and new nodes without the old ones."""
 
 import errno
 import os
@@ -148,3 +148,31 @@ def test_a_store_with_a_term_that_replaces_a_lost_one_knows_it_after_each_end(of
     two.kill()
     (two,) = started(of_one, 2)
     assert not two.driver.core.remembers
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_new_nodes_begin_no_group_while_a_node_of_their_files_is_silent(of_one, count):
+    """It may be the only member of a group that has begun: nobody else would name it."""
+    only(of_one, *range(1, count + 1))
+    new = of_one.start(*range(2, count + 1))
+    says = "waits for node 1 to say"
+    wait_for(lambda: all(says in (node.driver.waits or "") for node in new), "all wait for node 1")
+    of_one.start(1)
+    has_joined(*new)
+    assert all(node.driver.core.members == (1,) for node in new)
+    assert of_one.put(b"by node 1").number == 1
+
+
+def test_a_node_that_is_not_there_yet_is_taken_out_of_the_files(tmp_path):
+    group = DriverGroup(tmp_path, 4)
+    try:
+        nodes = group.start(1, 2, 3)
+        says = "which was never started, out of `nodes` in every file"
+        wait_for(lambda: all(says in (node.driver.waits or "") for node in nodes), "they wait")
+        for node in nodes:  # as GroupService does when a file has changed
+            node.driver.set_addresses({n: f"127.0.0.1:{group.ports[n]}" for n in (1, 2, 3)})
+        has_joined(*nodes)
+        group.put(b"without node 4")
+        assert {node.driver.core.members for node in nodes} == {(1, 2, 3)}
+    finally:
+        group.stop()

@@ -617,6 +617,18 @@ def test_how_many_others_must_answer(tmp_path, nodes, needed):
     group.stop()
 
 
+def test_both_nodes_of_two_groups_of_one_name_say_so(group):
+    """Of two nodes one calls: the other would only refuse it, and say nothing to its operator."""
+    one, two = group.make(1), group.make(2)
+    one.state.save(group_id="a" * 16)
+    two.state.save(group_id="b" * 16)
+    one.start()
+    two.start()
+    says = "node 2 belongs to another group: the id of its group is bbbb"
+    wait_for(lambda: says in two.links.problems.get(1, ""), "the caller's problem")
+    assert says in one.links.problems[2]
+
+
 # ---- the other mode
 
 
