@@ -384,6 +384,11 @@ def _why_no_member(identity: Identity, request: api.Sharing) -> str | None:
         return None
     if not identity.may_move(request.group):
         return no_right(identity, "groups", request.group)
+    if isinstance(request, api.Join) and identity.groups is None and not identity.consume:
+        return (
+            f"identity {identity.name} may consume no topic, so it is in no group; whoever keeps "
+            "the node's file of identities can add a pattern to its `consume`"
+        )
     if isinstance(request, api.Lock | api.Unlock):
         for topic in request.queues:
             if not may_read(identity, topic):

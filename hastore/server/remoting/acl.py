@@ -170,12 +170,12 @@ class Gate:
 
     def may_read(self, request: RemotingRequest, topic: str) -> bool:
         """Whether who has signed a request that was let through may read a topic."""
-        identity = self._identities.find(request.frame.fields.get(ACCESS_KEY, ""))
+        identity = self._identities.find(_signer_of(request))
         return identity is not None and may_read(identity, topic)
 
     def may_send(self, request: RemotingRequest, topic: str) -> bool:
         """Whether who has signed a request that was let through may send to a topic."""
-        identity = self._identities.find(request.frame.fields.get(ACCESS_KEY, ""))
+        identity = self._identities.find(_signer_of(request))
         return identity is not None and may_send(identity, topic)
 
     def may_be_asked(self, connection: Connection, topic: str) -> bool:
@@ -359,3 +359,14 @@ class Gate:
             return no_right(identity, "consume", topic)
         fields["topic"] = NEW_TOPICS
         return None
+
+
+def _signer_of(request: RemotingRequest) -> str:
+    """Return the name of who has signed a request that was let through.
+
+    Only what may be forwarded has its AccessKey still; a connection is of one identity.
+    """
+    connection = request.connection
+    if connection is not None and connection.proof is not None:
+        return connection.proof.identity.name
+    return request.frame.fields.get(ACCESS_KEY, "")

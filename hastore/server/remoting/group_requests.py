@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -157,22 +158,29 @@ class GroupRequests:
 
     def heartbeat(self, request: RemotingRequest) -> None:
         """Take a heartbeat; one that repeats the last one costs a comparison."""
-        connection, frame = own(request), request.frame
+        connection, frame, gate = own(request), request.frame, self._door.gate
         incomplete = self.hear(
-            connection, frame.body, request.came_ms, language=frame.language, version=frame.version
-        )
+            connection, frame.body, request.came_ms, language=frame.language,
+            version=frame.version,
+            may_read=None if gate is None else partial(gate.may_read, request),
+        )  # fmt: skip
         request.answer(Answer.SUCCESS, _INCOMPLETE if incomplete else _ACCEPTED)
 
     def hear(
-        self, connection: Connection, body: bytes, came_ms: float, *, language: str, version: int
-    ) -> bool:
-        """Take a client's heartbeat; return whether it must send its subscriptions again."""
+        self, connection: Connection, body: bytes, came_ms: float, *, language: str, version: int,
+        may_read: Callable[[str], bool] | None = None,
+    ) -> bool:  # fmt: skip
+        """Take a client's heartbeat; return whether it must send its subscriptions again.
+
+        `may_read`: which of them count. It stays the same as long as the connection: with other
+        rights of its identity that ends.
+        """
         if self.members.repeats(connection, body, came_ms):
             return False
         try:
             incomplete = self.members.hear(
                 connection, body, came_ms, language=language, version=version,
-                address=address_text(*connection.address),
+                address=address_text(*connection.address), may_read=may_read,
             )  # fmt: skip
         except UsageError as failure:
             raise RemotingRefusal(Answer.SYSTEM_ERROR, str(failure)) from failure

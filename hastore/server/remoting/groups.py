@@ -16,7 +16,7 @@ sends those that Java computes.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -168,6 +168,18 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
     )
 
 
+def _readable(beat: Heartbeat, may_read: Callable[[str], bool]) -> Heartbeat:
+    """Return a heartbeat without the subscriptions to topics that its client may not read."""
+    return beat._replace(
+        consumers=tuple(
+            group._replace(
+                subscriptions=tuple(one for one in group.subscriptions if may_read(one.topic))
+            )
+            for group in beat.consumers
+        )
+    )
+
+
 def _consumer(raw: _Consumer) -> ConsumerGroup:
     return ConsumerGroup(
         raw.groupName,
@@ -280,14 +292,18 @@ class Membership(Generic[Key]):
         return True
 
     def hear(
-        self, key: Key, body: bytes, now_ms: float, *, language: str, version: int, address: str
-    ) -> bool:
+        self, key: Key, body: bytes, now_ms: float, *, language: str, version: int, address: str,
+        may_read: Callable[[str], bool] | None = None,
+    ) -> bool:  # fmt: skip
         """Take a heartbeat; return whether the client must send its subscriptions again.
 
-        Raises UsageError if it is malformed or too large, or if there is no room; it has changed
-        nothing then.
+        Subscriptions to topics that it may not read do not count: the group's other members would
+        be told what they want of these. Raises UsageError if the heartbeat is malformed or too
+        large, or if there is no room; it has changed nothing then.
         """
         beat = decode_heartbeat(body)
+        if may_read is not None:
+            beat = _readable(beat, may_read)
         member = self._members.get(key)
         cost = _MEMBER_BYTES + _COST * len(body)
         if self._bytes + cost - (member.cost if member is not None else 0) > MAX_BYTES:

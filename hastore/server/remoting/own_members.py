@@ -173,9 +173,17 @@ class OwnMembers:
                 )
                 self._fail(connection, request.rid, api.MEMBER_EXISTS, text)
                 return
+        identity = None if connection.proof is None else connection.proof.identity
+        wanted = request.topics
+        if identity is not None:  # the group's other members would be told what is wanted of them
+            wanted = [one for one in wanted if may_read(identity, one.topic)]
+            if request.topics and not wanted and identity.groups is None:
+                self._end_membership(connection)  # nothing here says that the group is its own
+                self._answer_join(connection, request, frozenset())
+                return
         connection.joined = True
         self._groups.hear(
-            connection, _heartbeat(request), now_ms, language=_LANGUAGE, version=VERSION
+            connection, _heartbeat(request, wanted), now_ms, language=_LANGUAGE, version=VERSION
         )
         self._own[connection] = _Own(
             request.rid, request.group, request.member, request.token, now_ms
@@ -221,10 +229,14 @@ class OwnMembers:
     def _leave(self, connection: Connection, request: api.Leave) -> None:
         own = self._own.get(connection)
         if own is not None and (own.group, own.member) == (request.group, request.member):
-            del self._own[connection]
-            self._groups.members.leave(connection, request.member, None, request.group)
-            self._groups.tell_changes()
+            self._end_membership(connection)
         self._parts.replies.send(connection, api.Left(request.rid))
+
+    def _end_membership(self, connection: Connection) -> None:
+        own = self._own.pop(connection, None)
+        if own is not None:
+            self._groups.members.leave(connection, own.member, None, own.group)
+            self._groups.tell_changes()
 
     def _ask_members(self, connection: Connection, request: api.AskMembers, now_ms: float) -> None:
         """Answer who is there; the master learns the locks of its epoch first, as for a commit.
@@ -408,8 +420,8 @@ class OwnMembers:
         return None
 
 
-def _heartbeat(request: api.Join) -> bytes:
-    """Return a Join as RocketMQ's heartbeat."""
+def _heartbeat(request: api.Join, wanted: list[api.Subscription]) -> bytes:
+    """Return a Join as RocketMQ's heartbeat, with those of its topics that count."""
     subscriptions = [
         {
             "topic": one.topic,
@@ -417,7 +429,7 @@ def _heartbeat(request: api.Join) -> bytes:
             "expressionType": one.kind,
             "subVersion": one.version,
         }
-        for one in request.topics
+        for one in wanted
     ]
     group = {
         "groupName": request.group,

@@ -172,7 +172,10 @@ NEEDS: dict[int, Need] = {
     Code.GET_MIN_OFFSET: _RANGE,
     Code.GET_EARLIEST_MSG_STORETIME: _RANGE,
     Code.QUERY_TOPIC_CONSUME_BY_WHO: _RANGE,
-    Code.HEART_BEAT: Need("each consumer group in it", _heartbeat),
+    Code.HEART_BEAT: Need(
+        "each consumer group in it; subscriptions without `consume` for their topic do not count",
+        _heartbeat,
+    ),  # the handler asks `Gate.may_read` for the topics
     Code.UNREGISTER_CLIENT: _ANYBODY,  # of its own connection
     Code.CHECK_CLIENT_CONFIG: _ANYBODY,  # only parses what it brings
     Code.CONSUMER_SEND_MSG_BACK: Need(

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hastore.config.model import RemotingConfig, SecurityConfig, Wire
+from hastore.client.security import Security
+from hastore.config import model
+from hastore.config.model import RemotingConfig, SecurityConfig
+from hastore.protocol import api
 from hastore.protocol.remoting import ROCKETMQ, Answer, Code, Frame
 from hastore.record.codec import decode_record
 from hastore.security.identity import Identity, Quota
@@ -26,7 +29,9 @@ from hastore.server.node import Node
 from hastore.server.remoting.acl import SOURCES_MAX, WRONG_MAX, WRONG_PER_S, Wrong
 from hastore.server.remoting.rights import NEEDS
 from tests.ha.nodes import wait_for
+from tests.process.wire import Wire
 from tests.security.pki import Pki
+from tests.server.api.secured import ask, prove
 from tests.server.kit import config_of, running
 from tests.server.remoting.desk import VirtualClock
 from tests.server.remoting.kit import RemotingClient
@@ -84,6 +89,29 @@ class Identified:
         lines = path.read_text().splitlines() if path.exists() else []
         return [one for one in map(json.loads, lines) if one["action"] == action]
 
+    @contextlib.contextmanager
+    def own(self, who: Identity) -> Iterator[Wire]:
+        """Add an identity with a key; connect as its client of hastore's own protocol."""
+        key, path = secrets.token_hex(32), pathlib.Path(f"{self.path}.{who.name}.key")
+        path.write_text(key + "\n")
+        path.chmod(0o600)
+        self.edit(lambda editor: editor.add(who, key, 0))
+        with Wire(self.node.api.endpoint) as wire:
+            wire.shake_hands()
+            security = Security(identity=who.name, key_file=str(path))
+            assert isinstance(prove(wire, security), api.Welcome)
+            yield wire
+
+    def add(self, name: str, rights: str) -> str:
+        """Add an identity with a secret and these lines; return its name."""
+        self.secrets[name] = secrets.token_hex(32)
+        path = pathlib.Path(self.path)
+        path.write_text(
+            path.read_text() + f"  {name}:\n    {rights}\n"
+            f"    secrets:\n      - secret: {self.secrets[name]}\n"
+        )
+        return name
+
     def close(self) -> None:
         self._ends.close()
 
@@ -106,6 +134,18 @@ def pull_fields(topic: str, group: str) -> dict[str, str]:
 def heartbeat(*groups: str) -> bytes:
     consumers = [{"groupName": one, "consumeType": "CONSUME_PASSIVELY"} for one in groups]
     return json.dumps({"clientID": "c", "consumerDataSet": consumers}).encode()
+
+
+def subscribing(client: str, group: str, tags: dict[str, str], version: int) -> bytes:
+    """Return the heartbeat of a consumer that wants these tags of these topics."""
+    wanted = [
+        {"topic": topic, "subString": tag, "expressionType": "TAG", "subVersion": version}
+        for topic, tag in tags.items()
+    ]
+    consumer = {
+        "groupName": group, "consumeType": "CONSUME_PASSIVELY", "subscriptionDataSet": wanted,
+    }  # fmt: skip
+    return json.dumps({"clientID": client, "consumerDataSet": [consumer]}).encode()
 
 
 # -- who
@@ -241,7 +281,7 @@ def test_tls_is_independent_of_signatures(tmp_path: pathlib.Path) -> None:
     known = Identified(tmp_path)
     security = replace(
         known.node.config.security,
-        ca=files.ca, certificate=files.certificate, key=files.key, api=Wire.TLS,
+        ca=files.ca, certificate=files.certificate, key=files.key, api=model.Wire.TLS,
     )  # fmt: skip
     known.node = Node(replace(known.node.config, security=security), lambda: None)
     trusts = ssl.create_default_context(cafile=pki.ca)
@@ -319,6 +359,90 @@ def test_a_group_reads_its_own_retries_and_no_others(known: Identified) -> None:
     assert known.ask("shop", 11, own).code in (0, Answer.PULL_NOT_FOUND)
     assert "no right to consume" in refused(known, "shop", 11, other)
     assert "no right to consume" in refused(known, "shop", 11, pull_fields("%DLQ%shop1", "shop1"))
+
+
+class Reading:
+    """A consumer of Java's in the group reader, which reads the topic Shop."""
+
+    def __init__(self, known: Identified) -> None:
+        self._known = known
+        self._java = known.client()
+        sent = send_fields("Shop", "TAGS\x01a\x02WAIT\x01false\x02")
+        assert known.ask("shop", 310, sent, b"x").code == 0
+        known.settled()
+        beat = subscribing("java", "reader", {"Shop": "*", "%RETRY%reader": "*"}, 7)
+        assert known.ask("reader", Code.HEART_BEAT, {}, beat, self._java).code == 0
+
+    def reads(self) -> bool:
+        fields = pull_fields("Shop", "reader") | {"subVersion": "7"}
+        answer = self._known.ask("reader", Code.PULL_MESSAGE, fields, b"", self._java)
+        return answer.code == 0 and bool(answer.body)
+
+    def shown(self, code: int, field: str) -> Any:
+        answer = self._known.ask("reader", code, {"consumerGroup": "reader"})
+        return json.loads(answer.body)[field]
+
+    @property
+    def members(self) -> Any:
+        return self.shown(Code.GET_CONSUMER_LIST_BY_GROUP, "consumerIdList")
+
+    @property
+    def topics(self) -> set[str]:
+        return set(self.shown(Code.GET_CONSUMER_CONNECTION_LIST, "subscriptionTable"))
+
+
+@pytest.mark.parametrize("consume", [(), ("Other",)])
+def test_who_may_read_nothing_of_a_group_is_no_member_of_it(
+    known: Identified, consume: tuple[str, ...]
+) -> None:
+    """Or the group would skip what this member does not want, and leave its queues unread."""
+    group = Reading(known)
+    assert group.reads()
+    unwanted = [api.Subscription("Shop", "nothing", "TAG", 2**62)]
+    with known.own(Identity("watch", (), consume)) as wire:
+        answer = ask(wire, api.Join(3, "reader", "zz", 1, unwanted))
+        if consume:
+            assert isinstance(answer, api.Joined) and answer.forbidden == ["Shop"]
+            assert (answer.members, answer.topics) == (["java"], {})
+            own = [*unwanted, api.Subscription("Other")]
+            joined = ask(wire, api.Join(4, "reader", "zz", 1, own))
+            assert isinstance(joined, api.Joined) and joined.members == ["java", "zz"]
+            assert group.reads() and group.topics == {"Shop", "%RETRY%reader", "Other"}
+            ask(wire, api.Join(5, "reader", "zz", 1, unwanted))
+        else:
+            assert isinstance(answer, api.Failed) and answer.status == "FORBIDDEN"
+            assert "may consume no topic" in answer.reason
+            nothing = ask(wire, api.Join(4, "reader", "zz", 1, []))
+            assert isinstance(nothing, api.Failed) and nothing.status == "FORBIDDEN"
+            assert len(wait_for(lambda: known.audit("Join"))) == 2
+        assert group.reads() and group.members == ["java"]
+
+
+def test_who_waits_for_a_topic_that_it_may_read_is_a_member(known: Identified) -> None:
+    """A pattern stands for no topic yet, a topic does not exist yet, and some are not its own."""
+    group = Reading(known)
+    with known.own(Identity("early", (), ("Shop*",))) as wire:
+        asked: list[tuple[list[str], list[str], list[str]]] = [
+            ([], [], []),
+            (["ShopNew"], ["ShopNew"], []),
+            (["Pay", "ShopNew"], ["ShopNew"], ["Pay"]),
+        ]
+        for topics, missing, forbidden in asked:
+            wanted = [api.Subscription(one) for one in topics]
+            joined = ask(wire, api.Join(3, "reader", "own", 1, wanted))
+            assert isinstance(joined, api.Joined) and joined.members == ["java", "own"]
+            assert (joined.missing, joined.forbidden) == (missing, forbidden)
+        assert group.topics == {"Shop", "%RETRY%reader", "ShopNew"} and group.reads()
+
+
+def test_a_heartbeat_says_nothing_of_topics_that_its_identity_may_not_read(
+    known: Identified,
+) -> None:
+    group = Reading(known)
+    name = known.add("limited", "groups: ['reader']")
+    unwanted = subscribing("zz", "reader", {"Shop": "nothing", "%RETRY%reader": "*"}, 9)
+    assert known.ask(name, Code.HEART_BEAT, {}, unwanted).code == 0, "a member by its `groups`"
+    assert group.reads() and group.topics == {"Shop", "%RETRY%reader"}
 
 
 def test_no_group_copies_a_message_of_a_topic_that_it_may_not_read(known: Identified) -> None:
@@ -434,19 +558,13 @@ def limited(known: Identified) -> Callable[[Quota], str]:
     """Return a function that adds an identity with a quota and returns its name."""
 
     def add(quota: Quota) -> str:
-        known.secrets["limited"] = "l" * 32
         rights = "produce: ['Shop*']\n    consume: ['Shop*']\n    groups: ['shop*']"
         limits = ", ".join(
             f"{name}: {value}"
             for name in ("requests_per_s", "bytes_per_s", "topics", "positions")
             if (value := getattr(quota, name)) is not None
         ).replace("bytes_per_s: 1000", "bytes_per_s: 1000B")
-        path = pathlib.Path(known.path)
-        path.write_text(
-            path.read_text() + f"  limited:\n    {rights}\n    quota: {{{limits}}}\n"
-            f"    secrets:\n      - secret: {'l' * 32}\n"
-        )
-        return "limited"
+        return known.add("limited", f"{rights}\n    quota: {{{limits}}}")
 
     return add
 
