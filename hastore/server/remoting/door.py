@@ -191,7 +191,7 @@ class Guards(Protocol):
         """Whether a request may be handled; if not, it is answered, now or later."""
         ...
 
-    def may_read(self, request: RemotingRequest, topic: str) -> bool:
+    def may_read(self, request: RemotingRequest, topic: str, *, or_admin: bool = False) -> bool:
         """Whether who has signed a request that was let through may read a topic."""
         ...
 

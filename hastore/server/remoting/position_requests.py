@@ -26,6 +26,7 @@ from hastore.server.remoting.group_requests import (
     read_aside,
     stored_ms,
 )
+from hastore.server.remoting.rights import listed_topics
 from hastore.server.remoting.routes import RETRY, TopicView
 
 READ_MS = 3_000.0  # for all reads of one request
@@ -121,6 +122,13 @@ class PositionRequests:
         kept = {topic for each, topic in self._positions.pairs() if each == group}
         return sorted(kept & wanted | wanted if wanted else kept)
 
+    def _readable_topics_of(self, group: str, request: RemotingRequest) -> list[str]:
+        """Return those of a group's topics that who asks may read; an admin may see all."""
+        gate, found = self._door.gate, self._topics_of(group)
+        if gate is None:
+            return found
+        return [topic for topic in found if gate.may_read(request, topic, or_admin=True)]
+
     def _when_read(self, request: RemotingRequest, then: Callable[[], None]) -> None:
         def read(failure: Exception | None) -> None:
             try:
@@ -152,11 +160,10 @@ class PositionRequests:
         """Answer with a group's position in each queue of its topics, or of some of them."""
         fields = request.frame.fields
         group, only = needed(fields, "consumerGroup"), fields.get("topic")
-        listed = [one for one in fields.get("topicList", "").split(";") if one]  # since 5.3
-        named = list(dict.fromkeys(listed)) or ([only] if only else [])
+        named = list(dict.fromkeys(listed_topics(fields))) or ([only] if only else [])
 
         def then() -> None:
-            queues = self._queues_of(group, named or self._topics_of(group))
+            queues = self._queues_of(group, named or self._readable_topics_of(group, request))
             until_ms = self._clock.monotonic_ms() + READ_MS
 
             def read() -> bytes:

@@ -11,7 +11,7 @@ A code without an entry in NEEDS is not served to anybody who must prove who it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -60,6 +60,11 @@ def may_see(identity: Identity, topic: str) -> bool:
     return may_send(identity, topic) or may_read(identity, topic)
 
 
+def listed_topics(fields: Mapping[str, str]) -> list[str]:
+    """Return the topics that a question for a group's positions lists, since 5.3."""
+    return [one for one in fields.get("topicList", "").split(";") if one]
+
+
 # -- checks
 
 
@@ -95,6 +100,17 @@ def _group(name: str, *, topic: str | None = None, admin: bool = True) -> Check:
         return None
 
     return check
+
+
+def _stats(identity: Identity, frame: Frame) -> str | None:
+    why = _group("consumerGroup")(identity, frame)
+    if why is not None or identity.is_admin:
+        return why
+    fields = frame.fields
+    for topic in (fields.get("topic", ""), *listed_topics(fields)):
+        if topic and not may_read(identity, topic):
+            return no_right(identity, "consume", topic)
+    return None
 
 
 def _heartbeat(identity: Identity, frame: Frame) -> str | None:
@@ -189,7 +205,10 @@ NEEDS: dict[int, Need] = {
     Code.GET_CONSUMER_LIST_BY_GROUP: _MEMBERS,
     Code.GET_CONSUMER_CONNECTION_LIST: _MEMBERS,
     Code.GET_CONSUMER_RUNNING_INFO: _MEMBERS,
-    Code.GET_CONSUME_STATS: _MEMBERS,
+    Code.GET_CONSUME_STATS: Need(
+        "the group, and `consume` for each topic that it names or is told of; or `admin`",
+        _stats,
+    ),  # the handler asks `Gate.may_read` for the topics that it finds by itself
     Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _GROUP,
     Code.QUERY_TOPICS_BY_CONSUMER: _GROUP,
     Code.QUERY_SUBSCRIPTION_BY_CONSUMER: _GROUP,

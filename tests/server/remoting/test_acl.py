@@ -445,6 +445,30 @@ def test_a_heartbeat_says_nothing_of_topics_that_its_identity_may_not_read(
     assert group.reads() and group.topics == {"Shop", "%RETRY%reader"}
 
 
+def test_where_a_group_is_tells_nothing_of_topics_that_may_not_be_read(known: Identified) -> None:
+    for topic in ("Shop", "ShopPayments"):
+        assert known.ask("shop", 310, send_fields(topic), b"x").code == 0
+        place = {"consumerGroup": "reader", "topic": topic, "queueId": "0", "commitOffset": "1"}
+        assert known.ask("ops", Code.UPDATE_CONSUMER_OFFSET, place).code == 0
+    known.settled()
+    group = {"consumerGroup": "reader"}
+
+    def told(name: str) -> set[str]:
+        body = known.ask(name, Code.GET_CONSUME_STATS, group).body.decode()
+        return set(re.findall('"topic":"(\\w+)"', body.replace(" ", "")))
+
+    wait_for(lambda: told("ops") == {"Shop", "ShopPayments"})
+    assert told("reader") == {"Shop"}
+    for named in ({"topic": "ShopPayments"}, {"topicList": "Shop;ShopPayments"},
+                  {"topic": "Shop", "topicList": "ShopPayments"}):  # fmt: skip
+        asked = group | named
+        assert "consume 'ShopPayments'" in refused(known, "reader", Code.GET_CONSUME_STATS, asked)
+        assert b"ShopPayments" in known.ask("ops", Code.GET_CONSUME_STATS, asked).body
+    for topic in ("Shop", "%RETRY%reader"):
+        asked = group | {"topic": topic}
+        assert known.ask("reader", Code.GET_CONSUME_STATS, asked).code == 0
+
+
 def test_no_group_copies_a_message_of_a_topic_that_it_may_not_read(known: Identified) -> None:
     """A message that is sent back goes to the group's retries, whatever its topic is."""
     known.edit(lambda editor: editor.add(Identity("pay", ("Pay",)), None, 0, secret="p" * 32))
