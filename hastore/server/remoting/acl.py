@@ -13,8 +13,9 @@ and the master. So neither an old file at one node nor a node that was taken ove
 the other one refuses. What a node asks another one for itself (`forwarding.ASKED`) is not signed.
 
 A stranger is told the same whether the AccessKey or the Signature is wrong, after the same work.
-Wrong ones are counted by the host that they come from: beyond WRONG_PER_S nothing of its new
-connections is checked within that second. A connection ends with its WRONG_MAX-th.
+Wrong ones are counted by the source that they come from, a host or an IPv6 network of 64 bits:
+beyond WRONG_PER_S nothing of its new connections is checked within that second. A connection ends
+with its WRONG_MAX-th.
 
 A request that is more than its identity's quota waits for SLOW_MS at most, or is refused with 2
 (server/api/quotas.py).
@@ -38,14 +39,15 @@ from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, SIGNATURE_BYTES
 from hastore.security.scram import NAME
 from hastore.server.api.access import REFUSED_MAX, Access, may_read, no_right
 from hastore.server.api.connections import Connection
+from hastore.server.api.places import source_of
 from hastore.server.remoting.door import WITHOUT_BODY, Door, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.forwarding import FORWARDED
 from hastore.server.remoting.reads import COMMITS
 from hastore.server.remoting.rights import NEEDS, NEW_TOPICS, may_see, may_send
 
 WRONG_MAX = REFUSED_MAX  # of one connection
-WRONG_PER_S = 4  # of one host
-SOURCES_MAX = 1_024  # hosts with wrong ones in one second; those of more are not checked either
+WRONG_PER_S = 4  # of one source
+SOURCES_MAX = 1_024  # whose wrong ones are counted; the oldest makes room for one more
 SLOW_MS = 1_000.0  # so long a request waits for its quota; RocketMQ's clients wait for 3 s
 _BEHIND_MS = 0.001  # a wait, so that a request is handled after those of before
 WAITING_MAX = 1_000  # requests that wait for their quotas, of all identities
@@ -86,7 +88,11 @@ class AclCounts:
 
 
 class Wrong:
-    """Counts wrong signatures by host, for a second each."""
+    """Counts wrong signatures by source, for a second each.
+
+    Who has more sources than are counted is checked more often, which costs little. So nobody can
+    fill the table, and lock out those who are not in it.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -96,17 +102,17 @@ class Wrong:
     def note(self, host: str) -> None:
         """Count one."""
         self._turn()
-        if host in self._of or len(self._of) < SOURCES_MAX:
-            self._of[host] = self._of.get(host, 0) + 1
+        source = source_of(host)
+        if source not in self._of and len(self._of) >= SOURCES_MAX:
+            del self._of[next(iter(self._of))]
+        self._of[source] = self._of.get(source, 0) + 1
 
     def is_over(self, host: str) -> bool:
         """Whether nothing that comes from a host should be checked now."""
         if not self._of:
             return False
         self._turn()
-        return self._of.get(host, 0) >= WRONG_PER_S or (
-            len(self._of) >= SOURCES_MAX and host not in self._of
-        )
+        return self._of.get(source_of(host), 0) >= WRONG_PER_S
 
     def _turn(self) -> None:
         now = self._clock.monotonic_ms()

@@ -265,13 +265,26 @@ def test_a_host_of_wrong_signatures_is_not_checked_for_a_second() -> None:
         assert not wrong.is_over("10.0.0.1")
         wrong.note("10.0.0.1")
     assert wrong.is_over("10.0.0.1") and not wrong.is_over("10.0.0.2")
-    for number in range(2 * SOURCES_MAX):
-        wrong.note(f"host {number}")
-    assert len(wrong._of) == SOURCES_MAX and wrong.is_over("one more")
     clock.now_ms += 999.0
     assert wrong.is_over("10.0.0.1")
     clock.now_ms += 1.0
-    assert not wrong.is_over("10.0.0.1") and not wrong.is_over("one more")
+    assert not wrong.is_over("10.0.0.1")
+
+
+def test_no_strangers_lock_others_out_by_their_number() -> None:
+    """One machine has a whole network of 64 bits, which is one source."""
+    wrong = Wrong(VirtualClock())
+    for number in range(2 * SOURCES_MAX):
+        wrong.note(f"2001:db8::{number + 1:x}")
+    assert len(wrong._of) == 1 and wrong.is_over("2001:db8::ffff")
+    assert not wrong.is_over("2001:db8:0:1::1") and not wrong.is_over("10.0.0.1")
+    for number in range(2 * SOURCES_MAX):
+        wrong.note(f"2001:db8:0:{number:x}::1")
+    assert len(wrong._of) == SOURCES_MAX
+    assert not wrong.is_over("10.0.0.1"), "who has proved nothing wrong is checked"
+    for _ in range(WRONG_PER_S):
+        wrong.note("10.0.0.1")
+    assert wrong.is_over("10.0.0.1")
 
 
 def test_tls_is_independent_of_signatures(tmp_path: pathlib.Path) -> None:
