@@ -283,6 +283,20 @@ def _binary_header(frame: Frame) -> bytes:
     return b"".join((fixed, remark, _INT.pack(size), *pieces))
 
 
+def size_of(frame: Frame) -> int:
+    """Return the bytes of a frame in its binary form, whatever form it came in."""
+    size = _HEAD_BYTES + _FIXED.size + _INT.size + len(frame.body)
+    if frame.remark:
+        size += _utf8_size(frame.remark)
+    for name, value in frame.fields.items():
+        size += _SHORT.size + _utf8_size(name) + _INT.size + _utf8_size(value)
+    return size
+
+
+def _utf8_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 # -- decoding
 
 

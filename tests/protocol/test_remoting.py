@@ -32,6 +32,7 @@ from hastore.protocol.remoting import (
     encode_body,
     encode_frame,
     encode_front,
+    size_of,
 )
 
 JAVA_ROUTE = (  # as the Java client 5.3.3 writes it
@@ -103,6 +104,8 @@ def test_what_is_encoded_is_decoded_however_it_is_split(frames: list[Frame], ste
             decode_frame(encode_frame(frame)[4:]) == decode_frame(encode_frame(frame), 4) == frame
         )
         assert encode_front(frame, len(frame.body)) + frame.body == encode_frame(frame)
+        in_binary = encode_frame(msgspec.structs.replace(frame, kind=ROCKETMQ))
+        assert size_of(frame) == len(in_binary)
 
 
 def test_single_bytes_give_the_same_frames() -> None:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from hastore.addresses import address_text
 from hastore.clock import Clock
-from hastore.protocol.remoting import Answer, Code, Frame
+from hastore.protocol.remoting import Answer, Code, Frame, size_of
 from hastore.record.delays import RETRY_PREFIX
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity
@@ -151,7 +151,7 @@ class Gate:
         self._auto_create = auto_create
         self._counts = counts
         self._wrong = Wrong(door.parts.clock)
-        self._waiting = self._waiting_bytes = 0  # requests that wait for their quota; their bodies
+        self._waiting = self._waiting_bytes = 0  # requests that wait for their quota
         self._slowed: Counter[Connection] = Counter()  # those of each connection
 
     def admits(self, request: RemotingRequest) -> bool:
@@ -303,7 +303,7 @@ class Gate:
             return 0.0
         full = self._waiting >= WAITING_MAX or self._waiting_bytes >= WAITING_BYTES
         now_ms = self._door.parts.clock.monotonic_ms()
-        wait_ms = meter.ask(len(frame.body), now_ms, 0.0 if full else SLOW_MS)
+        wait_ms = meter.ask(size_of(frame), now_ms, 0.0 if full else SLOW_MS)
         if wait_ms is None:
             raise RemotingRefusal(Answer.SYSTEM_BUSY, meter.why(identity.name))
         if not wait_ms and connection in self._slowed:
@@ -316,8 +316,9 @@ class Gate:
         name = _TOPIC_FIELDS.get(frame.code)
         if name is not None:
             topic = fields.get(name, "")
-            is_retry = topic.startswith(RETRY_PREFIX)
-            return None if is_retry else quotas.why_no_topic(identity, topic)
+            if topic.startswith(RETRY_PREFIX) and not identity.may_produce(topic):
+                return None  # as a consumer of its group: none of the topics that are counted
+            return quotas.why_no_topic(identity, topic)
         name = _GROUP_FIELDS.get(frame.code)
         if name is None:
             return None
@@ -334,7 +335,7 @@ class Gate:
 
     def _let_wait(self, request: RemotingRequest, wait_ms: float) -> None:
         """Let a request be handled once its quota allows it."""
-        size, connection = len(request.frame.body), request.connection
+        size, connection = size_of(request.frame), request.connection
         assert connection is not None, "what was forwarded has no quota here"
         self._waiting += 1
         self._waiting_bytes += size

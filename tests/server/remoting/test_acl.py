@@ -639,6 +639,26 @@ def test_bytes_of_answers_count(known: Identified, limited: Callable[[Quota], st
     assert refused_.code == Answer.SYSTEM_BUSY and "bytes_per_s 1,000" in str(refused_.remark)
 
 
+def test_bytes_of_properties_count(known: Identified, limited: Callable[[Quota], str]) -> None:
+    name, client = limited(Quota(bytes_per_s=1000)), known.client()
+    sent = send_fields("Shop", "WAIT\x01false\x02P\x01" + "x" * 20_000 + "\x02")
+    assert known.ask(name, 310, sent, b"x", client).code == 0
+    assert known.ask(name, 310, sent, b"x", client).code == Answer.SYSTEM_BUSY
+    counts = known.node.backend.status()["quotas"]["identities"]["limited"]
+    assert counts["bytes"] > 20_000
+
+
+def test_retries_count_as_topics_if_produce_stands_for_them(known: Identified) -> None:
+    """A consumer's may be made all the same: those that it may only send to for its group."""
+    counted = known.add("counted", "produce: ['*']\n    groups: ['*']\n    quota: {topics: 1}")
+    assert known.ask(counted, 310, send_fields("%RETRY%g1"), b"x").code == 0
+    assert "quota.topics" in refused(known, counted, 310, send_fields("%RETRY%g2"), b"x")
+    reads = "produce: ['Shop']\n    groups: ['*']\n    quota: {topics: 1}"
+    consumer = known.add("consumer", reads)
+    for topic in ("Shop", "%RETRY%g3", "%RETRY%g4"):
+        assert known.ask(consumer, 310, send_fields(topic), b"x").code == 0
+
+
 def test_topics_and_positions_beyond_the_quota_are_not_made(
     known: Identified, limited: Callable[[Quota], str]
 ) -> None:
