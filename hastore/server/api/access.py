@@ -46,7 +46,11 @@ _NO_TLS = (
 )
 _NEVER = float("inf")
 _Sharing = api.Join | api.Leave | api.Lock | api.Unlock | api.AskMembers
-_FREE = api.Auth | api.Prove | api.AskMap | api.AskStatus  # of every quota
+# Free of every quota; so is the question for the queues of one topic. A slowed member stays in its
+# group, and keeps its queues.
+_FREE = frozenset({
+    api.Auth, api.Prove, api.AskMap, api.AskStatus, api.Join, api.Leave, api.Lock, api.Unlock,
+})  # fmt: skip
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
 
 
@@ -166,7 +170,9 @@ class Access:
     ) -> str | None:
         """Return why a request is too much for a quota; count it otherwise."""
         meter = connection.meter
-        if meter is None or connection.proof is None or isinstance(request, _FREE):
+        if meter is None or connection.proof is None or type(request) in _FREE:
+            return None
+        if isinstance(request, api.AskTopics) and request.topic is not None:
             return None
         if meter.ask(size, now_ms, 0.0) is not None:
             return None

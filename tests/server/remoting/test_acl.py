@@ -79,7 +79,7 @@ class Identified:
         store = self.node.backend.store
         wait_for(lambda: store.dispatched_offset == store.readable_offset == store.max_offset)
 
-    def edit(self, change: Callable[[IdentityEditor], None]) -> None:
+    def edit(self, change: Callable[[IdentityEditor], object]) -> None:
         editor = IdentityEditor(self.path)
         change(editor)
         editor.save()
@@ -90,12 +90,13 @@ class Identified:
         return [one for one in map(json.loads, lines) if one["action"] == action]
 
     @contextlib.contextmanager
-    def own(self, who: Identity) -> Iterator[Wire]:
+    def own(self, who: Identity, **quota: str) -> Iterator[Wire]:
         """Add an identity with a key; connect as its client of hastore's own protocol."""
         key, path = secrets.token_hex(32), pathlib.Path(f"{self.path}.{who.name}.key")
         path.write_text(key + "\n")
         path.chmod(0o600)
         self.edit(lambda editor: editor.add(who, key, 0))
+        self.edit(lambda editor: editor.set_rights(editor.find(who.name), quota))
         with Wire(self.node.api.endpoint) as wire:
             wire.shake_hands()
             security = Security(identity=who.name, key_file=str(path))
@@ -374,6 +375,14 @@ def test_a_group_reads_its_own_retries_and_no_others(known: Identified) -> None:
     assert "no right to consume" in refused(known, "shop", 11, pull_fields("%DLQ%shop1", "shop1"))
 
 
+def answer_of(wire: Wire, request: api.Request) -> api.Reply:
+    """Send a request and return its answer, which a Notice to the member may precede."""
+    answer = ask(wire, request)
+    while isinstance(answer, api.Notice):
+        answer = api.decode_reply(wire.frame().body)
+    return answer
+
+
 class Reading:
     """A consumer of Java's in the group reader, which reads the topic Shop."""
 
@@ -413,19 +422,19 @@ def test_who_may_read_nothing_of_a_group_is_no_member_of_it(
     assert group.reads()
     unwanted = [api.Subscription("Shop", "nothing", "TAG", 2**62)]
     with known.own(Identity("watch", (), consume)) as wire:
-        answer = ask(wire, api.Join(3, "reader", "zz", 1, unwanted))
+        answer = answer_of(wire, api.Join(3, "reader", "zz", 1, unwanted))
         if consume:
             assert isinstance(answer, api.Joined) and answer.forbidden == ["Shop"]
             assert (answer.members, answer.topics) == (["java"], {})
             own = [*unwanted, api.Subscription("Other")]
-            joined = ask(wire, api.Join(4, "reader", "zz", 1, own))
+            joined = answer_of(wire, api.Join(4, "reader", "zz", 1, own))
             assert isinstance(joined, api.Joined) and joined.members == ["java", "zz"]
             assert group.reads() and group.topics == {"Shop", "%RETRY%reader", "Other"}
-            ask(wire, api.Join(5, "reader", "zz", 1, unwanted))
+            answer_of(wire, api.Join(5, "reader", "zz", 1, unwanted))
         else:
             assert isinstance(answer, api.Failed) and answer.status == "FORBIDDEN"
             assert "may consume no topic" in answer.reason
-            nothing = ask(wire, api.Join(4, "reader", "zz", 1, []))
+            nothing = answer_of(wire, api.Join(4, "reader", "zz", 1, []))
             assert isinstance(nothing, api.Failed) and nothing.status == "FORBIDDEN"
             assert len(wait_for(lambda: known.audit("Join"))) == 2
         assert group.reads() and group.members == ["java"]
@@ -442,7 +451,7 @@ def test_who_waits_for_a_topic_that_it_may_read_is_a_member(known: Identified) -
         ]
         for topics, missing, forbidden in asked:
             wanted = [api.Subscription(one) for one in topics]
-            joined = ask(wire, api.Join(3, "reader", "own", 1, wanted))
+            joined = answer_of(wire, api.Join(3, "reader", "own", 1, wanted))
             assert isinstance(joined, api.Joined) and joined.members == ["java", "own"]
             assert (joined.missing, joined.forbidden) == (missing, forbidden)
         assert group.topics == {"Shop", "%RETRY%reader", "ShopNew"} and group.reads()
@@ -637,6 +646,29 @@ def test_bytes_of_answers_count(known: Identified, limited: Callable[[Quota], st
     assert len(known.ask(name, 11, pull, b"", client).body) > 20_000
     refused_ = known.ask(name, 11, pull, b"", client)
     assert refused_.code == Answer.SYSTEM_BUSY and "bytes_per_s 1,000" in str(refused_.remark)
+
+
+def test_a_member_over_its_quota_stays_in_its_group(known: Identified) -> None:
+    """A refused Join or Lock would cost it its queues, and the others would read them again."""
+    slow = Identity("slow", ("Shop*",), ("Shop*",), groups=("shop*",))
+    with known.own(slow, requests_per_s="2") as wire:
+
+        def is_busy(request: api.Request) -> bool:
+            answer = answer_of(wire, request)
+            assert not isinstance(answer, api.Failed) or "requests_per_s 2" in answer.reason
+            return isinstance(answer, api.Failed) and answer.status == "BUSY"
+
+        while not is_busy(api.Fetch(3, "shop1", "Shop")):
+            pass
+        joined = answer_of(wire, api.Join(4, "shop1", "m", 1, [api.Subscription("Shop")]))
+        assert isinstance(joined, api.Joined) and joined.members == ["m"]
+        queues = {"Shop": [0]}
+        assert not is_busy(api.Lock(5, "shop1", "m", queues))
+        assert not is_busy(api.Unlock(6, "shop1", "m", queues))
+        assert not is_busy(api.AskTopics(7, "Shop"))
+        assert not is_busy(api.Leave(8, "shop1", "m"))
+        while not is_busy(api.AskTopics(9)):
+            pass
 
 
 def test_bytes_of_properties_count(known: Identified, limited: Callable[[Quota], str]) -> None:
