@@ -291,7 +291,7 @@ CHAPTERS: dict[str, tuple[Metric, ...]] = {
         ),
         _counter(
             "hastore_acl_forbidden_total",
-            "Requests of RocketMQ's clients whose identity lacks the right",
+            "Requests of RocketMQ's clients whose identity lacks the right, or the quota for it",
         ),
         _counter("hastore_quota_requests_total", "Requests of identities with a quota", "identity"),
         _counter(

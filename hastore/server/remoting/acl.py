@@ -80,7 +80,7 @@ class AclCounts:
 
     signed: int = 0  # by an identity
     unproved: int = 0  # without a signature, or with a wrong one
-    forbidden: int = 0  # signed, but the identity lacks the right
+    forbidden: int = 0  # signed, but the identity lacks the right, or has as much as it may keep
 
     def status(self) -> dict[str, int]:
         """Return the object in the node's status. Any thread may ask."""
@@ -192,6 +192,19 @@ class Gate:
         identity = None if proof is None else self._identities.find(proof.identity.name)
         return identity is not None and may_send(identity, topic)
 
+    def forbidden(self, request: RemotingRequest, why: str) -> RemotingRefusal:
+        """Count and note that who has signed a request may not send it; return what to answer."""
+        self._counts.forbidden += 1
+        host, port = request.address
+        self._access.note(
+            Code(request.frame.code).name,
+            identity=_signer_of(request),
+            address=address_text(host, port),
+            outcome="forbidden",
+            reason=why,
+        )
+        return RemotingRefusal(Answer.NO_PERMISSION, why)
+
     # -- who
 
     def _identity_of(self, request: RemotingRequest) -> Identity:
@@ -274,16 +287,7 @@ class Gate:
             why = self._hide(identity, frame.fields)
         if why is None:
             return
-        self._counts.forbidden += 1
-        host, port = request.address
-        self._access.note(
-            Code(frame.code).name,
-            identity=identity.name,
-            address=address_text(host, port),
-            outcome="forbidden",
-            reason=why,
-        )
-        raise RemotingRefusal(Answer.NO_PERMISSION, why)
+        raise self.forbidden(request, why)
 
     # -- how much
 
@@ -297,7 +301,7 @@ class Gate:
             return 0.0
         why = self._why_not_kept(identity, frame)
         if why is not None:
-            raise RemotingRefusal(Answer.NO_PERMISSION, why)
+            raise self.forbidden(request, why)
         meter = None if connection is None else connection.meter
         if meter is None or frame.code in _FREE:
             return 0.0
@@ -371,7 +375,7 @@ class Gate:
 
 
 def _signer_of(request: RemotingRequest) -> str:
-    """Return the name of who has signed a request that was let through.
+    """Return the name of who has signed a request, which is known to be signed right.
 
     Only what may be forwarded has its AccessKey still; a connection is of one identity.
     """

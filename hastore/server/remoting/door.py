@@ -199,6 +199,10 @@ class Guards(Protocol):
         """Whether who has signed a request that was let through may send to a topic."""
         ...
 
+    def forbidden(self, request: RemotingRequest, why: str) -> RemotingRefusal:
+        """Note that a request that was let through is forbidden; return what to answer."""
+        ...
+
     def may_be_asked(self, connection: Connection, topic: str) -> bool:
         """Whether a client may get a message of a topic that it is asked about, as its producer."""
         ...

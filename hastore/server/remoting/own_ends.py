@@ -46,6 +46,7 @@ from hastore.server.api.queries import MAX_FOUND_BYTES, Steps
 from hastore.server.api.queries import Answer as Answered
 from hastore.server.api.replies import master_of
 from hastore.server.api.server import ApiParts
+from hastore.server.remoting.door import RemotingRefusal
 
 _STATUS: dict[int, Status] = {
     Answer.SUCCESS: Status.PUT_OK,
@@ -181,6 +182,13 @@ class OwnEnd:
         del fields, body
         status = _STATUS.get(code, Status.MESSAGE_ILLEGAL)
         self.done(PutDone(0, status, 0, reason=remark or ""))
+
+    def forbidden(self, why: str) -> RemotingRefusal:
+        """Note that the request is forbidden; return what to answer."""
+        access = self._parts.access
+        assert access is not None, "else it may send to every topic"
+        access.forbidden(type(self.asked).__name__, self._to, why)
+        return RemotingRefusal(Answer.NO_PERMISSION, why)
 
     def leave_open(self, reason: str, *, is_late: bool = False) -> None:
         """Answer that it is not known whether the transaction has ended."""

@@ -150,7 +150,7 @@ class Retries:
             gate = self._door.gate  # the group could read the copy of any topic's message
             if gate is not None and not gate.may_read(request, record.topic):
                 text = f"the message at offset {wish.offset} is of a topic that is not yours"
-                raise RemotingRefusal(Answer.NO_PERMISSION, text)
+                raise gate.forbidden(request, text)
             retry = retry_of(
                 record, wish.group,
                 level=wish.level, times_max=wish.times_max,

@@ -285,7 +285,8 @@ class Transactions:
             elif not found.topic:
                 request.answer(Answer.SYSTEM_ERROR, remark=found.reason)
             elif not request.may_send(found.topic):
-                request.answer(Answer.NO_PERMISSION, remark=_NOT_YOURS.format(wish.offset))
+                refusal = request.forbidden(_NOT_YOURS.format(wish.offset))
+                request.answer(refusal.code, remark=refusal.remark)
             elif found.ended is _HOW[wish.how]:
                 request.has_ended()
             else:
@@ -304,13 +305,12 @@ class Transactions:
             group, (topic, _) = group_of(record), real_place(record.properties)
         except CorruptRecordError as failure:
             raise _failed(f"the half message at offset {half.offset}: {failure}") from failure
-        gate = self._door.gate
+        gate, not_yours = self._door.gate, _NOT_YOURS.format(half.offset)
         if isinstance(request, OwnEnd):
-            allowed = request.may_send(topic)
-        else:
-            allowed = gate is None or gate.may_send(request, topic)
-        if not allowed:
-            raise RemotingRefusal(Answer.NO_PERMISSION, _NOT_YOURS.format(half.offset))
+            if not request.may_send(topic):
+                raise request.forbidden(not_yours)
+        elif gate is not None and not gate.may_send(request, topic):
+            raise gate.forbidden(request, not_yours)
         if group != wish.group:
             raise _failed("The producer group wrong")
         places = dict([*half.earlier, (half.offset, half.place)])

@@ -506,6 +506,37 @@ def test_no_group_copies_a_message_of_a_topic_that_it_may_not_read(known: Identi
     assert known.ask("shop", 36, {**back, "offset": str(end)}).code == 0
 
 
+def test_what_a_handler_forbids_is_counted_and_audited(known: Identified) -> None:
+    def place(answer: Frame) -> int:
+        return int(answer.fields["msgId"][-16:], 16)
+
+    sent = known.ask("shop", 310, send_fields("ShopPay"), b"x")
+    more = "TRAN_MSG\x01true\x02PGROUP\x01g\x02UNIQ_KEY\x01u\x02WAIT\x01false\x02"
+    half = known.ask("shop", 310, send_fields("ShopPay", more), b"half")
+    known.settled()
+    back = {"group": "reader", "offset": str(place(sent)), "delayLevel": "0"}
+    assert "not yours" in refused(known, "reader", Code.CONSUMER_SEND_MSG_BACK, back)
+    queue_offset = int(half.fields["queueOffset"])
+    end = {
+        "commitOrRollback": "12", "producerGroup": "g", "msgId": "u", "transactionId": "u",
+        "commitLogOffset": str(place(half)), "tranStateTableOffset": str(queue_offset),
+    }  # fmt: skip
+    assert "not yours" in refused(known, "reader", Code.END_TRANSACTION, end)
+    with known.own(Identity("other", ("Other",))) as wire:
+        done = ask(wire, api.EndTransaction(3, False, place(half), queue_offset, "g", "u"))
+        assert isinstance(done, api.PutDone) and done.status is api.Status.FORBIDDEN
+    limited = known.add("limited", "produce: ['Lot*']\n    quota: {topics: 1}")
+    assert known.ask(limited, 310, send_fields("Lot1"), b"x").code == 0
+    assert "quota.topics" in refused(known, limited, 310, send_fields("Lot2"), b"x")
+    noted = {"CONSUMER_SEND_MSG_BACK": "reader", "END_TRANSACTION": "reader",
+             "EndTransaction": "other", "SEND_MESSAGE_V2": limited}  # fmt: skip
+    for action, name in noted.items():
+        (line,) = wait_for(lambda action=action: known.audit(action))
+        assert (line["outcome"], line["identity"]) == ("forbidden", name)
+        assert line["address"].startswith("127.0.0.1:") and line["reason"]
+    assert known.node.backend.status()["acl"]["forbidden"] == 3, "of RocketMQ's clients"
+
+
 def test_only_who_may_send_to_its_topic_ends_a_transaction_or_is_asked(
     tmp_path: pathlib.Path,
 ) -> None:
