@@ -89,7 +89,7 @@ class RoleService(Service):
     ) -> None:
         super().__init__("RoleService", on_failure=member.on_failure)
         self.mode = RoleMode.FOLLOWING
-        self.reason: str | None = "starting"
+        self._reason: str | None = "starting"
         self.client: HAClient | ClassicHAClient | None = None
         # By node, as this master's last survey found it: its address, and why it did not answer.
         self.unlinked: dict[int, tuple[str, str | None]] = {}
@@ -109,7 +109,8 @@ class RoleService(Service):
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self._called_off)
         self._flags = Flags()
         self._self_promotion = False
-        self._unsaved_role = False  # this master's role is not in node.json yet
+        self._unsaved_role: Role | None = None  # followed, but not in node.json yet
+        self._problem: str | None = None  # why the last tick failed
         self._wakeup = threading.Event()
         self._superseded: tuple[int, str] | None = None
         self._next_try_ms = 0.0
@@ -122,6 +123,11 @@ class RoleService(Service):
     def begin_with(self, config: Config) -> None:
         """Begin with this configuration instead of `member.config`. Called before `start`."""
         self._config = config
+
+    @property
+    def reason(self) -> str | None:
+        """Why this node is no master, or why what it is cannot be saved; None: all is as told."""
+        return self._problem or self._reason
 
     @property
     def waits_for(self) -> str:
@@ -163,7 +169,7 @@ class RoleService(Service):
             client.drop_link()
 
     def _set_reason(self, text: str) -> None:
-        self.reason = text
+        self._reason, self._problem = text, None  # a promotion goes on: it can save what it needs
 
     def run(self) -> None:
         """Resume the role in which the node stopped, then follow the file and the group."""
@@ -179,19 +185,19 @@ class RoleService(Service):
         self._stop_client()
 
     def _tick_failed(self, problem: str) -> None:
-        """Go on after a failed tick; a master goes on as master only if its write gate is open."""
-        if problem != self.reason:
+        """Show and log why a tick failed; the next one does again what this one has not done.
+
+        A master that was superseded meanwhile takes no puts any more, and follows in the next tick.
+        """
+        if problem != self._problem:
             log.error("%s; trying again", problem)
-        if self.mode is RoleMode.MASTER and not self._member.open_epoch:
-            self._ha.close_epoch(problem)
-            self._follow(problem)
-        self.reason = problem
+        self._problem = problem
 
     def _begin(self) -> None:
         data, role = self._member.state.data, self._config.assigned_role
         if not role.is_master:
             if data.role_followed.is_master:
-                self._member.state.save(role_followed=role)
+                self._unsaved_role = role
                 self._on_change("demote", "done", _WHILE_DOWN)
             self._follow(None)
             return
@@ -212,30 +218,22 @@ class RoleService(Service):
         self._yield_to(data.promised_epoch)
 
     def _tick(self) -> None:
+        """Follow what has changed, go on with what waits, and save the role that is followed.
+
+        Raises OSError if something cannot be saved, or the options of a command not be taken. Then
+        nothing is forgotten: the next tick does the rest.
+        """
         self._look_for_change()
-        changed, self._changed = self._changed, None
         if self._superseded is not None:
             self._lose_role()
-        if self._unsaved_role and self.mode is RoleMode.MASTER:
-            self._save_role()
-        if changed is not None:
-            self._flip(changed)
+        if self._changed is not None:
+            self._flip(self._changed)
+            self._changed = None  # only now: nobody tells of it a second time
         self._forget_removed()
-        if self._config.assigned_role.is_master:
-            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
-            if flags is not None:
-                self._on_change("promote", "asked", "hastore promote")
-                self._promote(flags)
-        else:
-            if self._member.state.data.role_followed.is_master:  # an earlier save failed
-                self._member.state.save(role_followed=self._config.assigned_role)
-            flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
-            if flags is not None and self.client is not None:
-                self.client.accept_loss = flags.accept_loss
-                if flags.accept_loss or not self.client.linked:
-                    self.client.drop_link()
+        self._take_command()
         now = self._member.clock.monotonic_ms()
-        if self.mode is not RoleMode.FOLLOWING and now >= self._next_try_ms:
+        tries = self.mode is not RoleMode.FOLLOWING and now >= self._next_try_ms
+        if tries:
             self._next_try_ms = now + RETRY_MS
             if self.mode is RoleMode.RESUMING:
                 self._try_resume()
@@ -243,9 +241,31 @@ class RoleService(Service):
                 self._try_promotion()
             else:
                 self._watch_group()
+        self._save_role()
+        if tries or self.mode is RoleMode.FOLLOWING:  # what had failed was done
+            self._problem = None
+
+    def _take_command(self) -> None:
+        """Take the options of `hastore promote` or `hastore demote`, if there are any.
+
+        Those of a promotion whose role is new came with the change of it; see `_flip`.
+        """
+        if self._config.assigned_role.is_master:
+            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
+            if flags is not None:
+                self._on_change("promote", "asked", "hastore promote")
+                self._promote(flags)
+        else:
+            flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
+            if flags is not None and self.client is not None:
+                self.client.accept_loss = flags.accept_loss
+                if flags.accept_loss or not self.client.linked:
+                    self.client.drop_link()
 
     def _look_for_change(self) -> None:
         """Read a changed configuration; `_tick` follows it."""
+        if self._changed is not None and self._late_epoch is None:
+            self._late_epoch = self._epoch_then  # it could not be followed when it was read
         changed = self._read_config()
         late = self._member.clock.monotonic_ms() - self._looked_ms > LATE_MS
         refused_ms = self._refused_ms()
@@ -284,8 +304,16 @@ class RoleService(Service):
         return None
 
     def _flip(self, config: Config) -> None:
-        before, self._config = self._config.assigned_role, config
-        role = config.assigned_role
+        """Follow a changed configuration.
+
+        Raises OSError if the options of a promotion cannot be taken durably. Nothing has changed
+        then, so that the same order, with its options, is carried out in a later tick.
+        """
+        before, role = self._config.assigned_role, config.assigned_role
+        flags = None
+        if role.is_master and not before.is_master:
+            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
+        self._config = config
         self._member.learn_nodes(config.nodes)
         if role is before:
             return
@@ -302,9 +330,8 @@ class RoleService(Service):
                 if role is Role.ASYNC_MASTER:
                     log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
             if self.mode is not RoleMode.PROMOTING:  # else a restart would take it for followed
-                self._member.state.save(role_followed=role)
+                self._unsaved_role = role
         elif role.is_master:
-            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
             # Options are of this moment, and of the epoch that this node knows.
             meant = None if flags is not None else self._meant_epoch()
             self._promote(flags or Flags(), meant)
@@ -320,13 +347,13 @@ class RoleService(Service):
     def _demote(self) -> None:
         if self._member.step_down():
             self._ha.close_epoch("the operator made this node a slave")
-        self._member.state.save(role_followed=Role.SLAVE)
+        self._unsaved_role = Role.SLAVE  # a disk that fails keeps no node from being demoted
         self._on_change("demote", "done", "")
         self._follow(None)
 
     def _follow(self, reason: str | None) -> None:
         """Become a follower. If the file asks for a master, `reason` says why the node follows."""
-        self.mode, self.reason, self._no_new_epoch = RoleMode.FOLLOWING, reason, None
+        self.mode, self._reason, self._no_new_epoch = RoleMode.FOLLOWING, reason, None
         self._member.role = Role.SLAVE.value
         self._self_promotion = False
         self._start_client()
@@ -371,7 +398,7 @@ class RoleService(Service):
         `known_epoch` is the greatest epoch that the order to become master can have meant, None if
         the order is of this moment.
         """
-        self.mode, self.reason, self._flags = RoleMode.PROMOTING, "a promotion begins", flags
+        self.mode, self._reason, self._flags = RoleMode.PROMOTING, "a promotion begins", flags
         self._next_try_ms, self._no_new_epoch = 0.0, None
         self._promoter.begin(known_epoch)
         if not self._member.open_epoch:
@@ -408,13 +435,13 @@ class RoleService(Service):
         return f"no new epoch has begun: {why}; the node goes on as master of epoch {epoch}"
 
     def _wait_or_give_up(self, reason: str, *, final: bool) -> None:
-        if reason != self.reason:
+        if reason != self._reason:
             log.warning("not master yet: %s", reason)
-        self.reason = reason
+        self._reason = reason
         self._no_new_epoch = reason if self._member.open_epoch else None
         if final:
             self._on_change("promote", "refused", reason)
-            self._member.state.save(role_followed=self._config.assigned_role)
+            self._unsaved_role = self._config.assigned_role
             if self._member.open_epoch:  # it was to begin a new epoch; the present one stays
                 self.mode = RoleMode.MASTER
             else:
@@ -473,12 +500,12 @@ class RoleService(Service):
         self._stop_client()
         action = "resume" if self.mode is RoleMode.RESUMING else "promote"
         # The epoch is open: this node is the master even if the role cannot be saved now.
-        self.mode, self.reason, self._self_promotion = RoleMode.MASTER, None, False
+        self.mode, self._reason, self._self_promotion = RoleMode.MASTER, None, False
         self._no_new_epoch = None
         self.unlinked = {}
         role = self._config.assigned_role
         self._member.role = role.value
-        self._unsaved_role = True
+        self._unsaved_role = role
         log.info("%s in epoch %d from offset %d on", role.value, entry.epoch, entry.start)
         self._on_change(
             action, "done", f"{role.value} in epoch {entry.epoch} from {entry.start} on"
@@ -486,14 +513,19 @@ class RoleService(Service):
         if role is Role.ASYNC_MASTER and self._member.peers:
             log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
         self.settled.set()
-        self._save_role()
 
     def _save_role(self) -> None:
-        """Save the role durably. Raises OSError if that fails; the next tick tries again."""
-        self._member.state.save(role_followed=self._config.assigned_role)
-        if self._unsaved_role:
-            self._unsaved_role = False
-            self.reason = None
+        """Save the role that was followed last, durably. Raises OSError; the next tick tries again.
+
+        It is saved after it was followed: what others rely on, promises and epochs, is durable by
+        then, and node.json's role only tells the next start which change is still to be followed.
+        A start that finds an older one follows the change once more: a demotion that is done
+        changes nothing, and an order to become master supersedes no epoch that came after this
+        node stopped. If the role were saved first, a crash in between would lose the change.
+        """
+        if self._unsaved_role is not None:
+            self._member.state.save(role_followed=self._unsaved_role)
+            self._unsaved_role = None
 
     def _watch_group(self) -> None:
         """Survey the nodes that do not follow this master: they may know of a higher epoch."""

@@ -164,20 +164,22 @@ class OneShotFlags:
         self._fs = fs
         self._path = f"{root}/hastore/once.json"
         self._clock = clock
+        self._removing: OneShotFile | None = None  # its removal may not be durable yet
 
     def take_flags(self, command: str, epoch: int) -> Flags | None:
         """If the file is valid and for `command`, remove it and return its flags; else return None.
 
         A valid file is at most 60 s old and was written in `epoch`; an invalid one is removed too.
-        Raises OSError if the file cannot be read or removed; its flags are then not used.
+        Raises OSError if the file cannot be read, or not be removed durably; its flags are then
+        not used, and a later call returns them, though the file itself may be gone.
         """
-        if not self._fs.exists(self._path):
-            return None
         try:
-            found = msgspec.json.decode(self._fs.read_bytes(self._path), type=OneShotFile)
+            found = self._find()
         except UNREADABLE as error:
             log.error("%s is removed: it is not a file of `hastore promote`: %s", self._path, error)
-            self._remove()
+            self._remove(None)
+            return None
+        if found is None:
             return None
         if found.epoch != epoch or abs(self._clock.wall_ms() - found.wall_ms) > GOOD_FOR_MS:
             log.error(
@@ -187,11 +189,11 @@ class OneShotFlags:
                 found.epoch,
                 epoch,
             )
-            self._remove()
+            self._remove(None)
             return None
         if found.command != command:
             return None
-        self._remove()
+        self._remove(found)
         return Flags(
             no_catch_up=found.no_catch_up,
             force_unclean=found.force_unclean,
@@ -202,10 +204,22 @@ class OneShotFlags:
     def meant_epoch(self) -> None:
         """Return None: a change of the file is of the moment in which RoleService reads it."""
 
-    def _remove(self) -> None:
-        """Remove the file durably, so that it is not used a second time after a power loss."""
-        self._fs.remove(self._path)
+    def _find(self) -> OneShotFile | None:
+        """Return the file's content, or that of the one whose removal could not be synced."""
+        if not self._fs.exists(self._path):
+            return self._removing
+        return msgspec.json.decode(self._fs.read_bytes(self._path), type=OneShotFile)
+
+    def _remove(self, used: OneShotFile | None) -> None:
+        """Remove the file durably, so that it is not used a second time after a power loss.
+
+        `used` is kept until that is done: who asked for it waits for its effect.
+        """
+        self._removing = used
+        if self._fs.exists(self._path):
+            self._fs.remove(self._path)
         self._fs.sync_dir(self._path.rpartition("/")[0])
+        self._removing = None
 
 
 class RegistryRoles:

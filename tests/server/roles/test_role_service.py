@@ -1,4 +1,6 @@
-"""Orders to become master that cannot be carried out now, or that came long ago."""
+"""Changes of a role that cannot be carried out or saved now, and orders to become master that came
+long ago.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,22 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from hastore.cli.promote_wait import NO_NEW_EPOCH
+from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Role
 from hastore.fs.filesystem import REAL
 from hastore.ha import promoter
 from hastore.ha.hello import peer
+from hastore.ha.node.node_state import NodeState
+from hastore.registry.remembered import RegistryMemory
 from hastore.server import role_service
 from hastore.server.node import Node
 from hastore.server.role_service import RoleMode
+from hastore.server.role_source import OneShotFlags, RegistryRoles
+from hastore.service import raise_failure
 from hastore.store import replay
 from tests.ha.nodes import wait_for
 from tests.server.retention.kit import Nodes, fill
@@ -350,3 +358,283 @@ def test_a_waiting_order_outlives_a_change_of_the_masters_role_and_a_restart(
         wait_for(lambda: linked(two) and writable(one))
     finally:
         nodes.stop()
+
+
+class FailingDisk:
+    """The real file system; what `step` does fails while `bad`."""
+
+    def __init__(self, step: str) -> None:
+        self.bad, self.failed = True, threading.Event()
+        self._step = step
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._step or not self.bad:
+            return getattr(REAL, name)
+        return self._fail
+
+    def _fail(self, *_: object) -> None:
+        self.failed.set()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@contextlib.contextmanager
+def role_unsaved(node: Node) -> Iterator[threading.Event]:
+    """Let the disk fail when the node's role is saved; the event says that it has."""
+    real, failed = node.state.save, threading.Event()
+
+    def save(**changes: object) -> None:
+        if "role_followed" in changes:
+            failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(**changes)
+
+    node.state.save = save  # type: ignore[method-assign]
+    try:
+        yield failed
+    finally:
+        node.state.save = real  # type: ignore[method-assign]
+
+
+Order = Callable[..., None]
+
+
+def orders_by(kind: str, nodes: Nodes, number: int, fs: Any = REAL) -> Order:
+    """Return what gives a node a role, and the options of `hastore promote` with it, by its file
+    or by ZooKeeper. `fs` has what the node writes to use the options only once.
+    """
+    node = nodes.running[number]
+
+    def by_file(role: Role, **flags: bool) -> None:
+        if flags:
+            command(node, "promote", **flags)
+        order(nodes, number, role)
+
+    if kind == "file":
+        node.roles._one_shot = OneShotFlags(fs, node.config.store.root, SYSTEM_CLOCK)
+        return by_file
+    pytest.importorskip("kazoo")
+    from hastore.registry.entry import Once
+    from hastore.registry.node_registry import AssignedRole
+
+    config = msgspec.structs.replace(node.config, registry="zk://127.0.0.1:1")
+    source = RegistryRoles(
+        config, lambda: None, RegistryMemory(fs, config.store.root), lambda: "", fs=fs,
+        clock=SYSTEM_CLOCK, on_addresses=lambda _moved: None, on_failure=raise_failure,
+        greatest_epoch=lambda: node.state.last_epoch,
+    )  # fmt: skip
+    source.registry._connected = source._in_touch = True
+    node.roles._one_shot, node.roles._read_config = source, source.read
+
+    def by_zookeeper(role: Role, **flags: bool) -> None:
+        now, epoch = int(time.time() * 1000), node.state.last_epoch
+        once = Once(id="1", command="promote", epoch=epoch, wall_ms=now, **flags)
+        source.registry.wanted = AssignedRole(role, once if flags else None)
+        node.roles.wake()
+
+    return by_zookeeper
+
+
+def cannot_be_saved(node: Node) -> bool:
+    return "the node's state cannot be saved" in str(node.roles.reason)
+
+
+SOURCES = pytest.mark.parametrize("kind", ["file", "ZooKeeper"])
+
+
+@SOURCES
+@pytest.mark.parametrize(
+    ("number", "role"), [(1, Role.SLAVE), (1, Role.ASYNC_MASTER), (2, Role.SYNC_MASTER)]
+)
+def test_a_role_that_cannot_be_saved_is_followed_and_saved_later(
+    pair: Nodes, kind: str, number: int, role: Role
+) -> None:
+    node = pair.running[number]
+    give = orders_by(kind, pair, number)
+    with role_unsaved(node) as failed:
+        give(role)
+        assert failed.wait(60)
+        wait_for(lambda: node.roles.mode is not RoleMode.PROMOTING)
+        assert node.roles.mode is (RoleMode.MASTER if role.is_master else RoleMode.FOLLOWING)
+        assert writable(node) is role.is_master
+        wait_for(lambda: cannot_be_saved(node))
+    wait_for(lambda: node.state.data.role_followed is role)
+    wait_for(lambda: node.roles.reason is None)
+    assert node.roles.configured_role is role
+
+
+@SOURCES
+def test_a_new_master_whose_role_was_never_saved_can_be_demoted(pair: Nodes, kind: str) -> None:
+    """The operator takes the role from it because its disk is bad."""
+    two = pair.running[2]
+    give = orders_by(kind, pair, 2)
+    with role_unsaved(two):
+        give(Role.SYNC_MASTER)
+        wait_for(lambda: writable(two) and cannot_be_saved(two))
+        give(Role.SLAVE)
+        wait_for(lambda: two.roles.mode is RoleMode.FOLLOWING)
+        assert not writable(two) and two.roles.configured_role is Role.SLAVE
+        wait_for(lambda: cannot_be_saved(two))
+    wait_for(lambda: two.roles.reason is None)
+    assert two.roles.mode is RoleMode.FOLLOWING and two.state.data.role_followed is Role.SLAVE
+
+
+@SOURCES
+def test_a_demotion_that_cannot_be_saved_ends_an_order_that_waits(pair: Nodes, kind: str) -> None:
+    one, two = pair.running[1], pair.running[2]
+    give = orders_by(kind, pair, 2)
+    with no_room(two.store):
+        fill(one, 1)
+        wait_for(lambda: two.store.replay.blocked_reason)
+        give(Role.SYNC_MASTER)
+        wait_for(lambda: "replay stopped" in str(two.roles.reason))
+        with role_unsaved(two) as failed:
+            give(Role.SLAVE)
+            assert failed.wait(60)
+            wait_for(lambda: two.roles.mode is RoleMode.FOLLOWING)
+    wait_for(lambda: two.roles.reason is None)
+    assert two.roles.mode is RoleMode.FOLLOWING and writable(one) and linked(two)
+
+
+def test_a_demotion_while_the_node_was_down_is_followed_before_it_can_be_saved(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.stop(1)
+    real = NodeState.save
+
+    def save(self: NodeState, **changes: object) -> None:
+        if "role_followed" in changes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(self, **changes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NodeState, "save", save)
+        one = pair.start(1, Role.SLAVE)
+        wait_for(lambda: cannot_be_saved(one))
+        assert one.roles.mode is RoleMode.FOLLOWING and not one.failed.is_set()
+    wait_for(lambda: one.state.data.role_followed is Role.SLAVE and one.roles.reason is None)
+
+
+def test_a_superseded_master_whose_role_was_never_saved_stays_superseded(pair: Nodes) -> None:
+    """Else a restart would take its role for an order that came since, and take it back."""
+    one, two = pair.running[1], pair.running[2]
+    with role_unsaved(two):
+        order(pair, 2, Role.SYNC_MASTER)
+        wait_for(lambda: writable(two) and cannot_be_saved(two))
+        # A command is for the epoch that its node knows.
+        wait_for(lambda: linked(one) and one.state.last_epoch == two.state.last_epoch)
+        command(one)
+        wait_for(lambda: writable(one) and two.roles.mode is RoleMode.FOLLOWING)
+    wait_for(lambda: two.state.data.role_followed is Role.SYNC_MASTER)
+    said = f"superseded by node 1 (epoch {one.state.last_epoch}); this node follows"
+    wait_for(lambda: str(two.roles.reason).startswith(said))
+    pair.stop(2)
+    two = pair.start(2, Role.SYNC_MASTER)
+    assert str(two.roles.reason).startswith(said) and writable(one)
+
+
+def test_an_order_that_is_refused_for_good_is_refused_once(pair: Nodes) -> None:
+    """Also if that cannot be saved: the node does not try again until its disk works."""
+    one, two = pair.running[1], pair.running[2]
+    meant = one.state.last_epoch
+    command(one)
+    wait_for(lambda: one.state.last_epoch > meant and writable(one))
+    wait_for(lambda: linked(two) and two.state.last_epoch == one.state.last_epoch)
+    two.roles._one_shot.meant_epoch = lambda: meant  # type: ignore[method-assign]
+    with role_unsaved(two):
+        order(pair, 2, Role.SYNC_MASTER)
+        wait_for(lambda: two.roles.mode is RoleMode.FOLLOWING and cannot_be_saved(two))
+    wait_for(lambda: two.state.data.role_followed is Role.SYNC_MASTER)
+    wait_for(lambda: "since this node was told to become master" in str(two.roles.reason))
+    assert dict(two.audit.counted())["promote", "refused"] == 1 and writable(one)
+
+
+OPTIONS = pytest.mark.parametrize(
+    ("kind", "step"),
+    [("file", "read_bytes"), ("file", "remove"), ("file", "sync_dir"),
+     ("ZooKeeper", "replace_bytes")],
+)  # fmt: skip
+
+
+@OPTIONS
+def test_an_order_waits_until_its_options_are_taken_durably(
+    pair: Nodes, kind: str, step: str
+) -> None:
+    """Without them a promotion could do what the operator has ruled out."""
+    one, two, disk = pair.running[1], pair.running[2], FailingDisk(step)
+    give = orders_by(kind, pair, 2, disk)
+    give(Role.SYNC_MASTER, no_catch_up=True)
+    assert disk.failed.wait(60)
+    wait_for(lambda: cannot_be_saved(two))
+    assert two.roles.mode is RoleMode.FOLLOWING and linked(two) and writable(one)
+    disk.bad = False
+    wait_for(lambda: writable(two) and two.roles.reason is None)
+    assert two.roles._flags.no_catch_up
+    assert dict(two.audit.counted())["promote", "asked"] == 1
+    assert two.roles._one_shot.take_flags("promote", two.state.last_epoch) is None, "once"
+
+
+@OPTIONS
+def test_a_demotion_ends_an_order_whose_options_cannot_be_taken(
+    pair: Nodes, kind: str, step: str
+) -> None:
+    one, two, disk = pair.running[1], pair.running[2], FailingDisk(step)
+    give = orders_by(kind, pair, 2, disk)
+    give(Role.SYNC_MASTER, no_catch_up=True)
+    assert disk.failed.wait(60)
+    give(Role.SLAVE)
+    wait_for(lambda: two.roles._changed is None)
+    disk.bad = False
+    wait_for(lambda: two.roles.reason is None)
+    assert two.roles.mode is RoleMode.FOLLOWING and writable(one) and linked(two)
+    assert ("promote", "asked") not in dict(two.audit.counted())
+
+
+def test_a_command_to_a_master_waits_until_its_options_are_taken_durably(pair: Nodes) -> None:
+    one, disk = pair.running[1], FailingDisk("sync_dir")
+    one.roles._one_shot = OneShotFlags(disk, one.config.store.root, SYSTEM_CLOCK)
+    before = one.state.last_epoch
+    command(one)
+    assert disk.failed.wait(60)
+    wait_for(lambda: cannot_be_saved(one))
+    assert writable(one) and one.state.last_epoch == before
+    disk.bad = False
+    wait_for(lambda: one.state.last_epoch > before and writable(one))
+
+
+@OPTIONS
+def test_an_order_whose_options_were_taken_late_spares_a_master_of_a_newer_epoch(
+    pair: Nodes, kind: str, step: str
+) -> None:
+    one, two, disk = pair.running[1], pair.running[2], FailingDisk(step)
+    give = orders_by(kind, pair, 2, disk)
+    give(Role.SYNC_MASTER, no_catch_up=True)
+    assert disk.failed.wait(60)
+    before = one.state.last_epoch
+    command(one)
+    wait_for(lambda: one.state.last_epoch > before and writable(one))
+    epoch = one.state.last_epoch
+    wait_for(lambda: linked(two) and two.state.last_epoch == epoch)
+    disk.bad = False
+    said = f"node 1 has opened epoch {epoch} since this node was told to become master"
+    wait_for(lambda: said in str(two.roles.reason))
+    assert writable(one) and one.state.last_epoch == epoch
+
+
+def test_a_master_that_cannot_save_who_supersedes_it_follows_all_the_same(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = pair.running[1]
+    higher = one.state.last_epoch + (1 << 16) + 1  # of node 2
+
+    def fails(*_: object, **_more: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(one.state, "promise", fails)
+    watch = one.roles._watch_group
+    monkeypatch.setattr(
+        one.roles, "_watch_group", lambda: (watch(), one.member.observe_epoch(higher, "node 2"))
+    )
+    wait_for(lambda: one.roles.mode is RoleMode.FOLLOWING)
+    assert not writable(one)
+    wait_for(lambda: str(one.roles.reason).startswith(f"superseded by node 2 (epoch {higher})"))
+    assert dict(one.audit.counted())["demote", "superseded"] == 1
