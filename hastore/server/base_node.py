@@ -223,13 +223,17 @@ class BaseNode:
         connect_scrub(self.backend.store, self.scrub)
         self.backend.store.flush_service.tell_slow(self.config.log.slow_threshold_ms)
         self._lock_and_open()
+        prepared = False
         try:
             self.retention.kept.load()
             self._prepare()
+            prepared = True
             http = self._bind()
         except BaseException:
             self._links.stop()
-            self.backend.store.close()
+            # Else the next boot would take this start's end for a power loss. But a start that has
+            # not noted the power loss before it must leave that to the next one.
+            self._close_store(clean=prepared)
             raise
         self._start_threads(http)
         self.name_servers.start()
@@ -350,7 +354,9 @@ class BaseNode:
         raise NotImplementedError
 
     def _close_store(self, clean: bool) -> None:
-        """Sync and close the store; `clean` if no step of the stop has failed."""
+        """Sync and close the store. `clean`: the node's state was brought in line with it, and no
+        step of the stop has failed.
+        """
         raise NotImplementedError
 
     @property

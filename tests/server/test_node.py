@@ -9,6 +9,7 @@ import os
 import pathlib
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -19,12 +20,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from hastore.config.model import NodeAddress, RetentionConfig, Role
-from hastore.errors import Status, StoreBrokenError, StoreError, StoreInUseError
+from hastore.config.model import BindConfig, NodeAddress, RetentionConfig, Role
+from hastore.errors import ConfigError, Status, StoreBrokenError, StoreError, StoreInUseError
 from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.server import run
 from hastore.server.node import Node
+from hastore.server.role_service import RoleMode
 from hastore.store.state.limits import LimitsPage, read_limits
 from tests.server.kit import config_of, running
 from tests.store.kit import message
@@ -363,6 +365,62 @@ def test_a_power_loss_counts_though_the_other_nodes_were_taken_out_of_the_file(
         assert node.state.data.unclean and not node.member.open_epoch
         assert "unclean: node 1" in str(node.roles.reason)
         assert "node 2 is in the list in force, but not in `nodes`" in str(node.roles.reason)
+
+
+def stopped_master(root: pathlib.Path, *, clean: bool) -> int:
+    """Let a node alone become master and stop, cleanly or by a power loss; return its epoch."""
+    with running(Node(config_of(root), lambda: None)) as node:
+        assert node.roles.mode is RoleMode.MASTER
+    if not clean:
+        node.state.save(clean_stop=False)
+    return node.state.last_epoch
+
+
+def start_on_a_taken_port(root: pathlib.Path, kind: str, fs: Any = REAL) -> None:
+    """Start a node whose configuration names a port that another process has."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        bind = BindConfig(**{kind: f"tcp://{address}" if kind == "api" else address})
+        config = msgspec.structs.replace(config_of(root), bind=bind)
+        with pytest.raises(ConfigError, match="cannot (bind|listen)"):
+            Node(config, lambda: None, fs=fs).start()
+
+
+@pytest.mark.parametrize("kind", ["ha", "http", "api"])
+def test_a_clean_stop_outlives_a_start_that_cannot_bind(tmp_path: pathlib.Path, kind: str) -> None:
+    """The address is taken, or its interface not up yet; then the machine boots again."""
+    epoch = stopped_master(tmp_path, clean=True)
+    start_on_a_taken_port(tmp_path, kind)
+    with running(Node(config_of(tmp_path), lambda: None, fs=Rebooted())) as node:
+        assert node.roles.mode is RoleMode.MASTER and node.member.open_epoch == epoch
+        assert not node.state.data.epoch_over and not node.state.data.unclean
+
+
+def test_a_power_loss_outlives_a_start_that_cannot_bind(tmp_path: pathlib.Path) -> None:
+    epoch = stopped_master(tmp_path, clean=False)
+    start_on_a_taken_port(tmp_path, "ha", Rebooted())
+    with running(Node(config_of(tmp_path), lambda: None, fs=Rebooted())) as node:
+        assert node.roles.mode is RoleMode.MASTER and node.member.open_epoch > epoch
+
+
+@pytest.mark.parametrize("step", ["kept positions", "boot"])
+def test_a_power_loss_outlives_a_start_that_fails_before_it_is_noted(
+    tmp_path: pathlib.Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = stopped_master(tmp_path, clean=False)
+
+    def fails(*_: object, **_more: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    node = Node(config_of(tmp_path), lambda: None, fs=Rebooted())
+    if step == "boot":
+        monkeypatch.setattr(node.state, "begin_boot", fails)
+    else:
+        monkeypatch.setattr(node.retention.kept, "load", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        node.start()
+    with running(Node(config_of(tmp_path), lambda: None, fs=Rebooted())) as node:
+        assert node.roles.mode is RoleMode.MASTER and node.member.open_epoch > epoch
 
 
 def test_a_status_while_the_node_becomes_master_is_whole(

@@ -12,6 +12,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -630,10 +631,8 @@ def test_a_master_that_cannot_save_who_supersedes_it_follows_all_the_same(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(one.state, "promise", fails)
-    watch = one.roles._watch_group
-    monkeypatch.setattr(
-        one.roles, "_watch_group", lambda: (watch(), one.member.observe_epoch(higher, "node 2"))
-    )
+    observed = partial(one.member.observe_epoch, higher, "node 2")
+    monkeypatch.setattr(one.roles, "_watch_group", observed)
     wait_for(lambda: one.roles.mode is RoleMode.FOLLOWING)
     assert not writable(one)
     wait_for(lambda: str(one.roles.reason).startswith(f"superseded by node 2 (epoch {higher})"))
