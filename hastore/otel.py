@@ -52,7 +52,11 @@ _SYSTEM = {"messaging.system": "hastore"}
 
 def context_of(message: Message) -> Context:
     """Return the context that a message carries; an empty one if it carries none, or a bad one."""
-    return propagate.extract(message.properties)
+    # Bytes that are no UTF-8 come as lone surrogates, with which a propagator may raise.
+    return propagate.extract({
+        name: value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+        for name, value in message.properties.items()
+    })  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,13 @@ def test_an_exception_while_a_message_is_processed_is_recorded(
     assert foreign.parent is not None and foreign.parent.span_id == 0xB7AD6B7169203331
     assert (foreign.attributes or {})["error.type"] == "ZeroDivisionError"
     assert [event.name for event in foreign.events] == ["exception"]
+
+
+def test_baggage_of_others_that_is_no_text_harms_no_consumer() -> None:
+    found = {"traceparent": FOREIGN, "baggage": "a=b;c\udcff\udcff"}  # as decoded from bytes
+    message: Any = SimpleNamespace(properties=found)
+    context = context_of(message)
+    assert trace.get_current_span(context).get_span_context().span_id == 0xB7AD6B7169203331
 
 
 def test_a_span_that_is_current_is_linked(pair: Group, traces: Traces) -> None:
