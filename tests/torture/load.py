@@ -33,14 +33,18 @@ class Load:
         self._pause_s = pause_s
         self._going = threading.Event()
         self._going.set()
+        self._begun = threading.Semaphore(0)
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=work.__name__)
             for work in (self._pipelined, self._unnumbered, self._one_by_one, self._read)
         ]
 
     def start(self):
+        """Begin; return once two producers have found the master: a fault may come next."""
         for thread in self._threads:
             thread.start()
+        for _ in range(2):
+            assert self._begun.acquire(timeout=60), self.failures
 
     @contextlib.contextmanager
     def held(self):
@@ -65,6 +69,11 @@ class Load:
         except Exception as failure:
             self.failures.append(failure)
 
+    def _begin(self, number, future):
+        if not number:
+            future.result(60)
+            self._begun.release()
+
     def _pipelined(self):
         rng = random.Random(self._seed + 1)
         with Producer(self._group.bootstrap, max_in_flight=64) as producer:
@@ -72,7 +81,8 @@ class Load:
             while not self.stopping.is_set():
                 for _ in range(rng.randrange(1, 16)):
                     body = b"p%d:" % number + rng.randbytes(rng.choice(self._sizes))
-                    self.recorder.send(producer, "pipe", body, f"p{number}")
+                    future = self.recorder.send(producer, "pipe", body, f"p{number}")
+                    self._begin(number, future)
                     number += 1
                 time.sleep(self._pause_s)
                 self._going.wait()
@@ -83,7 +93,8 @@ class Load:
         with Producer(self._group.bootstrap, idempotent=False) as producer:
             while not self.stopping.is_set():
                 for _ in range(3):
-                    self.recorder.send(producer, "plain", b"u%d" % number, f"u{number}")
+                    future = self.recorder.send(producer, "plain", b"u%d" % number, f"u{number}")
+                    self._begin(number, future)
                     number += 1
                     time.sleep(0.005)  # several frames are in flight
                 time.sleep(5 * self._pause_s)
