@@ -17,7 +17,7 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
-from hastore.cli.own_node import ANSWER_S, ask_own, node_name, of_each
+from hastore.cli.own_node import ANSWER_S, ask_own, node_name, of_each, pending_changes
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Role
@@ -117,10 +117,10 @@ def _counted(config: Config, master: Status) -> list[Status]:
     found = [one for one in master["slaves"] if one["in_sync"]]
     if not config.ha.count_classic_peers:
         found = [one for one in found if not one.get("classic")]
-    for change in master.get("config_pending") or []:
-        if change["key"] == "nodes":
-            in_force = {*change["in_force"], None}  # a RocketMQ slave has no number
-            found = [one for one in found if one["node"] in in_force]
+    change = pending_changes(master).get("nodes")
+    if change is not None:
+        in_force = {*change["in_force"], None}  # a RocketMQ slave has no number
+        found = [one for one in found if one["node"] in in_force]
     return found
 
 

@@ -30,6 +30,7 @@ from hastore.cli.own_node import (
     RolePlace,
     as_node,
     ask_node,
+    awaiting_promotion,
     node_name,
     refuse_other_file,
     role_place,
@@ -97,7 +98,7 @@ def promote(
     # A change between the master roles keeps the epoch, in which changed acks or nodes never count.
     # To ASYNC_MASTER it must take effect at once: the new epoch would wait for nodes that are dead.
     renews = flipped and role is Role.SYNC_MASTER
-    due = renews and before is not None and bool(_awaiting_promotion(before))
+    due = renews and before is not None and bool(awaiting_promotion(before))
     if flags.any or again or due:
         if before is None:
             problem = "only a running node can take flags or begin a new epoch"
@@ -114,7 +115,7 @@ def promote(
         return right and (not new_epoch or before is None or status["epoch"] > before["epoch"])
 
     status = _wait(target, followed, role, patience_s)
-    left = _awaiting_promotion(status) if flipped and not due else []
+    left = awaiting_promotion(status) if flipped and not due else []
     if left and renews:  # the node had not read its changed file yet when it was asked first
         return promote(path, role, flags, patience_s, remote=remote)
     if left:
@@ -124,12 +125,6 @@ def promote(
             "epoch with them"
         )
     return status
-
-
-def _awaiting_promotion(status: Status) -> list[str]:
-    """Return the keys of the node's file that count from its next promotion."""
-    pending = status.get("config_pending") or []
-    return [one["key"] for one in pending if one["counts_from"] == "promotion"]
 
 
 def demote(

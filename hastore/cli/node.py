@@ -34,7 +34,7 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.cli.node_steps import NodeFile, Statuses, says_master, steps
-from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each
+from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each, pending_changes
 from hastore.cli.remote_nodes import (
     TIMEOUT_S,
     FileChanged,
@@ -399,9 +399,9 @@ def check_known(
     known.update(statuses, *more)
     for one in statuses.values():
         known |= {each["node"] for key in ("slaves", "unlinked") for each in one.get(key) or []}
-        for pending in one.get("config_pending") or []:
-            if pending["key"] == "nodes":
-                known.update(pending["in_force"], pending["in_file"])
+        pending = pending_changes(one).get("nodes")
+        if pending is not None:
+            known.update(pending["in_force"], pending["in_file"])
     if gone in known:
         return
     text = f"node {gone} is in none of these files"

@@ -352,6 +352,17 @@ def refuse_other_file(
     raise UsageError(f"{problem}; nothing was changed: {remedy}")
 
 
+def pending_changes(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the changes of a node's file that are not in force yet, by key."""
+    return {change["key"]: change for change in status.get("config_pending") or []}
+
+
+def awaiting_promotion(status: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a node's file that count from its next promotion."""
+    changes = pending_changes(status).items()
+    return [key for key, change in changes if change["counts_from"] == "promotion"]
+
+
 def pending_texts(
     path: str | None, status: Mapping[str, Any], masters: Sequence[Mapping[str, Any]] = ()
 ) -> Iterator[str]:
@@ -360,12 +371,12 @@ def pending_texts(
     A key that counts from the next promotion needs one of the master: to promote this node, a
     slave, would move the master. `masters` are the statuses of the nodes that take writes.
     """
-    for change in status.get("config_pending") or []:
+    for key, change in pending_changes(status).items():
         until = "the next start"
         if change["counts_from"] == "promotion":
             until = f"the next promotion{_promotion(path, status, masters)}"
         now, later = (_as_text(change[name]) for name in ("in_force", "in_file"))
-        yield f"{change['key']}: {later} in its file, {now} in force until {until}"
+        yield f"{key}: {later} in its file, {now} in force until {until}"
 
 
 def _promotion(

@@ -23,7 +23,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.own_node import pending_texts, security_of
+from hastore.cli.own_node import pending_changes, pending_texts, security_of
 from hastore.cli.watching import watch, with_watch
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import NodeInfo, SilentNode
@@ -197,9 +197,9 @@ class GroupAnswers(NamedTuple):
             return [one for one in self.silent if not known or one["node"] in {*known, None}]
         late: set[int] = set()
         for status in self.statuses:
-            for change in status.get("config_pending") or []:
-                if change["key"] == "nodes":
-                    late |= set(change["in_file"]) - set(change["in_force"])
+            change = pending_changes(status).get("nodes")
+            if change is not None:
+                late |= set(change["in_file"]) - set(change["in_force"])
         return [one for one in self.silent if one["node"] not in late]
 
 
@@ -446,14 +446,12 @@ def _leaving(statuses: Sequence[Status]) -> set[int]:
 
     The promotion that takes them out comes after the wait for the nodes that take their places.
     """
-    return {
-        number
-        for status in statuses
-        if status["writable"]
-        for change in status.get("config_pending") or []
-        if change["key"] == "nodes"
-        for number in set(change["in_force"]) - set(change["in_file"])
-    }
+    leaving: set[int] = set()
+    for status in statuses:
+        change = pending_changes(status).get("nodes")
+        if status["writable"] and change is not None:
+            leaving |= set(change["in_force"]) - set(change["in_file"])
+    return leaving
 
 
 def _members(statuses: list[dict[str, Any]]) -> set[int]:

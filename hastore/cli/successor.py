@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from hastore.cli.common import print_note
-from hastore.cli.own_node import ask_node, node_name
+from hastore.cli.own_node import ask_node, awaiting_promotion, node_name, pending_changes
 from hastore.config.model import Config
 from hastore.errors import HastoreError
 
@@ -43,16 +43,14 @@ def successor_problem(config: Config, master: Status) -> str | None:
     own = {one["node"]: one for one in master["slaves"] if not one["classic"]}
     if not any(one["in_sync"] for one in own.values()):
         return "no slave is in sync with it"
-    pending = {
-        one["key"]: one
-        for one in master.get("config_pending") or []
-        if one["counts_from"] == "promotion"
-    }
-    members = set(pending["nodes"]["in_file"] if "nodes" in pending else config.nodes)
+    awaiting = awaiting_promotion(master)
+    members = set(config.nodes)
+    if "nodes" in awaiting:
+        members = set(pending_changes(master)["nodes"]["in_file"])
     answers = {one["node"] for one in master.get("unlinked") or [] if one["why"] is None}
     silent = sorted(members - {config.node} - own.keys() - answers)
     # A changed list, or `acks`, needs the answer of every node (docs/failover.md, "Promotion").
-    if len(silent) <= (0 if pending else master["acks"]):
+    if len(silent) <= (0 if awaiting else master["acks"]):
         return None
     verb = "does" if len(silent) == 1 else "do"
     return f"node {', '.join(map(str, silent))} {verb} not answer, and a promotion needs that"

@@ -301,7 +301,7 @@ class Target:
                 except OSError as failed:
                     if failed.errno != errno.ENAMETOOLONG:
                         raise
-                    # Runs are refused in time now (check_folder), but older versions were not.
+                    # Runs are refused in time now (check_folders), but older versions were not.
                     raise UsageError(
                         f"{self.path} has a commit whose files cannot get to their places: the "
                         f"name of {os.path.dirname(file['final'])} is too long for its file "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,9 +138,9 @@ class RocketHost(ClientHost):
         for link, _ in self._links.values():
             link.close()
 
+    @abstractmethod
     def be(self) -> None:
         """Be the client until `stopping` is set."""
-        raise NotImplementedError
 
     def ask(self, node: str, code: int, fields: dict[str, Any], body: bytes = b"") -> Frame:
         """Return the answer of a node; raises NoAnswer, also if it takes longer than ANSWER_S."""

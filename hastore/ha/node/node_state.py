@@ -20,6 +20,8 @@ from hastore.ha.rules.epochs import EpochEntry, History, keep_until, last_epoch,
 
 log = logging.getLogger(__name__)
 
+_UNCLEAN = "; it counts as unclean until a master has brought it in line"
+
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 FORMAT = 1
 
@@ -200,7 +202,7 @@ class NodeState:
         log.error(
             "hastore/limits is missing in a store that has had it: this node may lack messages that"
             " it has acknowledged%s",
-            "" if alone else "; it counts as unclean until a master has brought it in line",
+            "" if alone else _UNCLEAN,
         )
         if not alone:
             self.save(unclean=True)
@@ -216,7 +218,7 @@ class NodeState:
             "the record at %d is damaged or was not written whole, and the log is cut there: this"
             " node may lack messages from there on that it has acknowledged%s",
             end,
-            "" if alone else "; it counts as unclean until a master has brought it in line",
+            "" if alone else _UNCLEAN,
         )
         self.save(unclean=self.data.unclean or not alone, epoch_over=True)
 

@@ -327,6 +327,14 @@ def test_a_commit_after_one_that_nobody_answered_is_sent(
     assert one.committed() == before
 
 
+def give_away(shared: SharedNode, *numbers: int) -> None:
+    """Let another member have queues of `t`: as if their time were over, and it had asked."""
+    with shared.server._io_lock:
+        for number in numbers:
+            lock = shared.locks.locks._locks["g"]["t", number]
+            lock.holder, lock.until_ms = "somebody@else", float("inf")
+
+
 def test_a_member_without_the_lock_cannot_commit(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
@@ -334,11 +342,7 @@ def test_a_member_without_the_lock_cannot_commit(
     told = Told()
     one = member(listener=told)
     take(one, 40)
-    with shared.server._io_lock:  # as if its time were over, and another one had asked
-        locks = shared.locks.locks
-        for number in (1, 2):
-            lock = locks._locks["g"]["t", number]
-            lock.holder, lock.until_ms = "somebody@else", float("inf")
+    give_away(shared, 1, 2)
     with pytest.raises(FencedError) as fenced:
         one.commit()
     assert str(fenced.value) == (
@@ -361,10 +365,7 @@ def test_after_a_loss_no_commit_succeeds_before_a_poll_has_told_of_it(
     told = Told()
     one = member(listener=told)
     take(one, 40)
-    with shared.server._io_lock:
-        for number in (1, 2):
-            lock = shared.locks.locks._locks["g"]["t", number]
-            lock.holder, lock.until_ms = "somebody@else", float("inf")
+    give_away(shared, 1, 2)
     with pytest.raises(FencedError):
         one.commit()
     wait_until(lambda: one.committed() == {} and len(one.assignment) == 2, LIMIT_S, "not lost")

@@ -50,6 +50,15 @@ class Ledger:
             entries.put(self.store, 1, message(number, size=size))
 
 
+def break_sync(node: Classic | Ledger, fs: KernelFileSystem) -> None:
+    """Let a sync of the log fail, as if its disk were bad for a moment; this ends the store."""
+    fs.failing = {node.log}
+    with pytest.raises(StoreBrokenError):
+        node.store.flush()
+    end_broken(node.store)
+    fs.heal()
+
+
 both = pytest.mark.parametrize("node", [Classic, Ledger])
 
 
@@ -73,11 +82,7 @@ def test_what_a_restart_calls_synced_is_there_after_a_power_loss(node: Any, coun
     first.put(*range(5))
     first.store.flush()
     first.put(*range(5, 5 + count))
-    fs.failing = {node.log}
-    with pytest.raises(StoreBrokenError):
-        first.store.flush()
-    end_broken(first.store)
-    fs.heal()
+    break_sync(first, fs)
     again = node(fs)
     assert len(bodies(again.messages)) == 5 + count
     assert again.messages.flushed_offset == again.messages.max_offset
@@ -98,11 +103,7 @@ def test_the_rewriting_is_done_in_pieces_and_only_above_what_was_synced(
     first.put(*range(20))
     flushed = first.store.flush() and first.messages.flushed_offset
     first.put(*range(20, 150))
-    fs.failing = {node.log}
-    with pytest.raises(StoreBrokenError):
-        first.store.flush()
-    end_broken(first.store)
-    fs.heal()
+    break_sync(first, fs)
     end = first.messages.max_offset
     fs.writes.clear()
     again = node(fs)
@@ -123,11 +124,7 @@ def test_a_kill_after_a_failed_sync_and_damage_below_refuses_and_changes_nothing
     first.put(*range(5))
     first.store.flush()
     first.put(*range(5, 9))
-    fs.failing = {node.log}
-    with pytest.raises(StoreBrokenError):
-        first.store.flush()
-    end_broken(first.store)
-    fs.heal()
+    break_sync(first, fs)
     file = fs.open(f"{node.log}{0:020d}")
     file.pwrite(b"rot", 700)
     file.close()
@@ -169,11 +166,7 @@ def test_a_page_that_the_kernel_dropped_below_the_usual_start_of_the_scan_is_not
     first.put(*range(10, 15))
     first.store.flush()
     first.put(*range(15, 40))
-    fs.failing = {node.log}
-    with pytest.raises(StoreBrokenError):
-        first.store.flush()
-    end_broken(first.store)
-    fs.heal()
+    break_sync(first, fs)
     begin_recovery_at(fs, 20 * size)
     file = fs.open(f"{node.log}{0:020d}")
     file.pwrite(bytes(size), 8 * size)
@@ -192,11 +185,7 @@ def test_a_page_that_the_kernel_dropped_before_whole_records_is_told() -> None:
     first.put(*range(10, 15))
     first.store.flush()
     first.put(*range(15, 40))
-    fs.failing = {first.log}
-    with pytest.raises(StoreBrokenError):
-        first.store.flush()
-    end_broken(first.store)
-    fs.heal()
+    break_sync(first, fs)
     file = fs.open(f"{first.log}{0:020d}")
     file.pwrite(bytes(size), 8 * size)
     file.close()
@@ -238,11 +227,7 @@ def test_a_blank_that_begins_a_page_is_written_again(node: Any) -> None:
     first.put(1, size=FILE_SIZE - page - first.messages.max_offset - lead - head)
     assert first.messages.max_offset == FILE_SIZE - page
     first.put(2, size=5000)
-    fs.failing = {node.log}
-    with pytest.raises(StoreBrokenError):
-        first.store.flush()
-    end_broken(first.store)
-    fs.heal()
+    break_sync(first, fs)
     again = node(fs)
     wanted = bodies(again.messages)
     again.store.close()
