@@ -25,7 +25,7 @@ from hastore.server.node import Node
 from hastore.server.role_source import ConfigWatch
 from tests.cli.kit import hastore
 from tests.ha.nodes import wait_for
-from tests.process.harness import Ports
+from tests.process.harness import Ports, audit_lines
 
 NEW = ("--api", "tcp://127.0.0.1:41", "--ha", "127.0.0.1:42", "--http", "127.0.0.1:43")
 SMALL = {"commitlog_file_size": 65536, "index_slots": 100, "index_entries": 400}
@@ -135,9 +135,7 @@ class Machines:
 
     def audit(self, number: int, action: str) -> list[dict[str, Any]]:
         """Return lines of a node's audit log."""
-        path = self.stores[number] / "hastore" / "audit.log"
-        found = map(json.loads, path.read_text().splitlines() if path.exists() else [])
-        return [one for one in found if one["action"] == action]
+        return audit_lines(self.stores[number], action)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from hastore.server.metrics.from_status import render_metrics
 from hastore.server.node import Node
 from tests.cli.kit import hastore
 from tests.ha.nodes import wait_for
-from tests.process.harness import Ports
+from tests.process.harness import Ports, audit_lines
 from tests.security.pki import Pki
 from tests.server.kit import config_in_group, config_of, group_of_one, running
 from tests.store.faulty import FaultyFileSystem
@@ -716,9 +716,7 @@ def metrics_of(status: dict[str, Any]) -> dict[str, str]:
 
 def audited(node: BaseNode, action: str) -> list[dict[str, Any]]:
     """Return the lines of the audit log about an action."""
-    path = pathlib.Path(node.audit.path)
-    text = path.read_text() if path.exists() else ""
-    return [line for line in map(json.loads, text.splitlines()) if line["action"] == action]
+    return audit_lines(node.config.store.root, action)
 
 
 def test_messages_that_were_cut_are_told_until_an_operator_dismisses_them(pair: Group) -> None:

@@ -53,6 +53,13 @@ Status = dict[str, Any]
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
+def audit_lines(store: str | os.PathLike[str], action: str = "") -> list[dict[str, Any]]:
+    """Return the lines of a node's audit log; not the last one while the node still writes it."""
+    path = pathlib.Path(store) / "hastore" / "audit.log"
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    return [one for one in map(json.loads, whole.splitlines()) if action in ("", one["action"])]
+
+
 def wait_until(what: Callable[[], Any], timeout_s: float, text: str | Callable[[], str]) -> Any:
     """Return the first true value of `what()`; raise AssertionError with `text` if none comes."""
     deadline = time.monotonic() + timeout_s

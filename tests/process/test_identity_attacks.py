@@ -17,7 +17,7 @@ from hastore.client.security import Security
 from hastore.errors import NotAuthenticatedError, OutcomeUnknown
 from hastore.security.tls_engine import NodeName
 from tests.cli.kit import hastore
-from tests.process.harness import ROOT, wait_until
+from tests.process.harness import ROOT, audit_lines, wait_until
 from tests.process.test_api_attacks import GROWTH_BYTES_MAX, Watch, Worker
 from tests.security.conftest import IdentitiesText
 from tests.security.pki import Pki
@@ -66,11 +66,6 @@ def attack(kind, node, seconds, ca):
     return found["connections"], found["ended"]
 
 
-def audit_lines(node):
-    path = pathlib.Path(node.store) / "hastore" / "audit.log"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 # It takes 10 s: a stranger has 5 s to prove who it is, and the attacks last until it is sent away.
 @pytest.mark.full
 def test_strangers_do_not_stop_a_node(secured):
@@ -106,7 +101,7 @@ def test_strangers_do_not_stop_a_node(secured):
     assert worker.failure is None
     seen = json.dumps(node.status()) + pathlib.Path(f"/proc/{node.pid}/cmdline").read_text()
     assert node.stop() == 0
-    lines = audit_lines(node)  # what was left out is counted at the latest when the node stops
+    lines = audit_lines(node.store)  # what was left out is counted when the node stops
     refused = [line for line in lines if line["action"] == "authenticate"]
     assert refused and all(line["outcome"] == "refused" for line in refused)
     assert any(line.get("left_out") for line in refused) and len(lines) < 2_000
@@ -169,7 +164,7 @@ def test_revocation_and_rotation_reach_a_running_node(secured, tmp_path):
             producer.send_sync("t", b"3")
     with Producer(secured.bootstrap, security=after) as producer:
         producer.send_sync("t", b"4")
-    assert any(line["outcome"] == "ended" for line in audit_lines(node))
+    assert any(line["outcome"] == "ended" for line in audit_lines(node.store))
 
 
 def test_a_node_does_not_start_with_a_wrong_file(secured, tmp_path):

@@ -4,15 +4,14 @@ import json
 
 import pytest
 
-from tests.process.harness import hastore, wait_until
+from tests.process.harness import audit_lines, hastore, wait_until
 
 pytestmark = pytest.mark.full
 
 
 def lines_of(node):
     """Return (action, outcome, reason) of each line about a role."""
-    log = node.store / "hastore" / "audit.log"
-    found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    found = audit_lines(node.store)
     assert all(one["node"] == node.number for one in found)
     return [
         (one["action"], one["outcome"], one.get("reason", ""))

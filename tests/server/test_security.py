@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import re
@@ -49,18 +48,13 @@ from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
 from tests.ha.nodes import wait_for
 from tests.process.harness import Ports
+from tests.process.harness import audit_lines as lines
 from tests.security.pki import Pki
 from tests.server.kit import config_in_group, config_of, running
 from tests.server.remoting.kit import RemotingClient
 from tests.server.remoting.signing import send_fields, signed
 
 replace = msgspec.structs.replace
-
-
-def lines(root: pathlib.Path, action: str = "") -> list[dict[str, Any]]:
-    path = root / "hastore" / "audit.log"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [one for one in found if action in ("", one["action"])]
 
 
 def with_identities(tmp_path: pathlib.Path, config: Config) -> tuple[Config, str, str]:

@@ -115,12 +115,15 @@ def test_dropped_ones_leave_no_thread_and_no_descriptor(node: Node, scheme: str)
 
 def test_dropped_in_its_own_thread(node: Node) -> None:
     """A callback held the last reference."""
+    node.backend.transfer.hold = True
     held = [Producer([node.address])]
     future = held[0].send("t", b"1", queue=0)
     dropped = threading.Event()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         future.add_done_callback(lambda _: (held.clear(), dropped.set()))
+        wait_for(lambda: node.backend.transfer.waiting)
+        node.backend.transfer.end_all()
         assert dropped.wait(60)
         wait_for(lambda: not sender_threads())
 
@@ -350,8 +353,11 @@ def test_close_waits_no_longer_than_its_time_for_a_callback(node: Node) -> None:
     """What is unsettled ends after the callback, in whose thread."""
     entered, leave = threading.Event(), threading.Event()
     producer = Producer([node.address])
+    node.backend.transfer.hold = True
     first = producer.send("t", b"1", queue=0)
-    first.add_done_callback(lambda _: (entered.set(), leave.wait(60)))
+    first.add_done_callback(lambda _: (entered.set(), leave.wait(60)))  # not in this thread
+    wait_for(lambda: node.backend.transfer.waiting)
+    node.backend.transfer.end_all()
     assert entered.wait(60)
     node.backend.transfer.hold = True
     second = producer.send("t", b"2", queue=0)
