@@ -231,6 +231,7 @@ class BaseNode:
             http = self._bind()
         except BaseException:
             self._links.stop()
+            self._stop_http()
             # Else the next boot would take this start's end for a power loss. But a start that has
             # not noted the power loss before it must leave that to the next one.
             self._close_store(clean=prepared)

@@ -23,6 +23,7 @@ import pytest
 from hastore.config.model import BindConfig, NodeAddress, RetentionConfig, Role
 from hastore.errors import ConfigError, Status, StoreBrokenError, StoreError, StoreInUseError
 from hastore.fs.filesystem import REAL
+from hastore.ha.hello.peer import split_address
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.server import run
 from hastore.server.node import Node
@@ -382,8 +383,13 @@ def start_on_a_taken_port(root: pathlib.Path, kind: str, fs: Any = REAL) -> None
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         bind = BindConfig(**{kind: f"tcp://{address}" if kind == "api" else address})
         config = msgspec.structs.replace(config_of(root), bind=bind)
+        node = Node(config, lambda: None, fs=fs)
         with pytest.raises(ConfigError, match="cannot (bind|listen)"):
-            Node(config, lambda: None, fs=fs).start()
+            node.start()
+    if kind != "ha":
+        socket.create_server(split_address(node.ha_address)).close()  # it is free again
+    if kind == "api":
+        assert node._http is not None and node._http._listener.fileno() == -1
 
 
 @pytest.mark.parametrize("kind", ["ha", "http", "api"])

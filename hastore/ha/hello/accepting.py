@@ -389,8 +389,13 @@ class AcceptSocketService(Service):
         return f"{host}:{listener.getsockname()[1]}"
 
     def wake(self) -> None:
-        """End the wait for a connection: a listener that is shut down accepts no more."""
-        if self._listener is not None:
+        """End the wait for a connection: a listener that is shut down accepts no more.
+
+        If the thread never ran, free the port.
+        """
+        if self._listener is not None and self._thread is None:
+            self._listener.close()
+        elif self._listener is not None:
             try:
                 self._listener.shutdown(socket.SHUT_RDWR)
             except OSError as error:
