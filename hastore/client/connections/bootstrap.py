@@ -7,6 +7,7 @@ look-up may take seconds.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import socket
@@ -45,10 +46,11 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
     expected = 'a list of "tcp://HOST:PORT", or one str with commas'
     if isinstance(bootstrap, bytes | bytearray) or not isinstance(bootstrap, Iterable):
         raise refusal("bootstrap", bootstrap, expected)
-    pieces = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
-    for piece in pieces:
-        if not isinstance(piece, str):
+    texts = [bootstrap] if isinstance(bootstrap, str) else list(bootstrap)
+    for text in texts:
+        if not isinstance(text, str):
             raise refusal("bootstrap", bootstrap, expected)
+    pieces = ",".join(texts).split(",")  # what a variable of the environment holds, in a list too
     if pieces and is_group_address(pieces[0]):
         try:
             return (str(parse_group_address(",".join(pieces))),)
@@ -103,10 +105,19 @@ def _address(text: str) -> str:
     address = text if "://" in text else f"tcp://{text}"
     scheme, _, rest = address.partition("://")
     host, separator, port = rest.rpartition(":")
-    known = scheme in _SCHEMES and separator and host.isprintable() and " " not in host and host
+    known = scheme in _SCHEMES and separator and _is_host(host)
     if not known or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise UsageError(f"bootstrap: expected tcp://HOST:PORT of a node's API, got {text!r}")
     return address
+
+
+def _is_host(text: str) -> bool:
+    if ":" in text:
+        try:
+            ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False  # such as HOST:PORT:PORT
+    return bool(text) and text.isprintable() and not set(text) & set(" ,/@")
 
 
 # -- host names

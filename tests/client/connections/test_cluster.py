@@ -92,6 +92,8 @@ def test_slaves_are_read_first() -> None:
 def test_bootstrap_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_bootstrap("h:1, tcp://h:2") == (A, B)
     assert parse_bootstrap([A, A, B]) == (A, B)
+    assert parse_bootstrap(["h:1,h:2", "h:2"]) == (A, B), "a variable of the environment in a list"
+    assert parse_bootstrap("[::1]:5") == ("tcp://[::1]:5",)
     monkeypatch.setenv("HASTORE_BOOTSTRAP", "h:3")
     assert parse_bootstrap(None) == (C,)
     monkeypatch.delenv("HASTORE_BOOTSTRAP")
@@ -99,7 +101,10 @@ def test_bootstrap_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_connectable(A) and not is_connectable("tcp://h:0") and not is_connectable("h:1")
 
 
-@pytest.mark.parametrize("bad", ["", [], ",", "h", "h:port", "http://h:1", "tcp://:5", "h:70000"])
+@pytest.mark.parametrize(
+    "bad",
+    ["", [], ",", "h", "h:port", "http://h:1", "tcp://:5", "h:70000", "h:1:2", "h/1:2"],
+)
 def test_addresses_that_are_none(bad: str) -> None:
     with pytest.raises(UsageError):
         parse_bootstrap(bad)
