@@ -208,8 +208,8 @@ def stat_command(path: str, as_json: bool) -> None:
 @with_store
 @with_json
 def pending_command(path: str, as_json: bool) -> None:
-    """List delayed messages that a RocketMQ broker has not delivered yet, and half messages
-    (transactions) that are neither committed nor rolled back.
+    """List delayed messages that neither a RocketMQ broker nor hastore has delivered yet, and half
+    messages (transactions) that are neither committed nor rolled back.
 
     docs/migrate-from-rocketmq.md says with which of them hastore goes on.
     """

@@ -11,6 +11,10 @@ Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalM
                                                to REAL_TOPIC with the same UNIQ_KEY and PGROUP
     RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists queue offsets in
                                                the half topic's queue with the same queue id
+
+What a hastore master delivers names the record that waited (HS_DELAYED): just that one is not
+pending any more, since those before it may be a broker's that nobody has delivered. Its record of
+HASTORE_DELAYS names the last one of a level that the broker had delivered (record/delays.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +22,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hastore.record.codec import Record
-from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC
+from hastore.record.delays import (
+    DELAYS_MS,
+    MARK_BYTES,
+    SCHEDULE_TOPIC,
+    TAKEN_TOPIC,
+    Marked,
+    marked,
+)
 from hastore.record.properties import find_property
 from hastore.store.offline.reader import StoreReader
 
@@ -76,12 +87,14 @@ def find_pending(
 
 def pending_of(records: Iterable[Record]) -> list[Pending]:
     """Return those of `records`, in the log's order, that are still pending after the last one."""
-    found: dict[_Name, Pending] = {}
+    found: dict[_Name, Pending] = {}  # but what waits for a delay level
+    waiting: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
     for record in records:
         if record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             name = _name(Owed.DELAYED, record)
-            found[name] = _pending(name, record, _due_ms(record))
+            kept = waiting if record.topic == SCHEDULE_TOPIC else found
+            kept[name] = _pending(name, record, _due_ms(record))
         elif record.topic == HALF_TOPIC:
             name = _name(Owed.HALF, record)
             found[name] = _pending(name, record, None)
@@ -92,19 +105,44 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
                     ended = halves.pop((record.queue_id, int(place)), None)
                     if ended is not None:
                         found.pop(ended, None)
-        elif found:
+        elif (mark := _mark(record)) is not None:
+            _drop_delivered(waiting, record, mark)
+        elif found or waiting:
             key = _text(record, b"UNIQ_KEY")
             for kind in Owed:
-                found.pop((kind, record.topic, key, _group(kind, record)), None)
-    return sorted(found.values(), key=lambda one: one.offset)
+                name = kind, record.topic, key, _group(kind, record)
+                found.pop(name, None)
+                waiting.pop(name, None)
+    return sorted((*found.values(), *waiting.values()), key=lambda one: one.offset)
 
 
-def _name(kind: Owed, record: Record) -> _Name:
+def _mark(record: Record) -> Marked | None:
+    """Return what a record says to have been delivered, of a hastore master only."""
+    mark = marked(record.properties) if MARK_BYTES in record.properties else None
+    return None if mark is None or mark.offset >= record.physical_offset else mark
+
+
+def _drop_delivered(waiting: dict[_Name, Pending], record: Record, mark: Marked) -> None:
+    """Remove what a delivery of hastore's names, or what its note on a broker's deliveries says."""
+    level, offset = mark
+    if record.topic == TAKEN_TOPIC:
+        names = [name for name, one in waiting.items() if one.offset <= offset]
+    else:
+        names = [_name(Owed.DELAYED, record, offset)]  # a delivery keeps the properties
+        names = [name for name in names if name in waiting and waiting[name].offset == offset]
+    for name in names:
+        if waiting[name].queue_id == level - 1:
+            del waiting[name]
+
+
+def _name(kind: Owed, record: Record, offset: int | None = None) -> _Name:
     """Return a name that all copies of a message share: its UNIQ_KEY, or its offset without one.
 
-    Two producers may have given one UNIQ_KEY to half messages of their own.
+    Two producers may have given one UNIQ_KEY to half messages of their own. `offset` is that of the
+    record that waited, if this one delivers it.
     """
-    key = _text(record, b"UNIQ_KEY") or f"@{record.physical_offset}"
+    offset = record.physical_offset if offset is None else offset
+    key = _text(record, b"UNIQ_KEY") or f"@{offset}"
     return kind, _text(record, b"REAL_TOPIC"), key, _group(kind, record)
 
 

@@ -65,3 +65,45 @@ def test_half_messages_of_two_producers_may_have_one_key() -> None:
     assert [one.offset for one in pending_of([*halves, committed])] == [0]
     ended = record(OP_TOPIC, 400, body=b"1,")
     assert [one.offset for one in pending_of([*halves, ended])] == [0]
+
+
+def test_what_hastore_has_delivered_is_not_pending() -> None:
+    """Its own delayed messages have no UNIQ_KEY; who sent again what the list had, sent twice."""
+    waiting = [
+        record("SCHEDULE_TOPIC_XXXX", 100, REAL_TOPIC="T", queue=(0, 0)),
+        record("SCHEDULE_TOPIC_XXXX", 200, REAL_TOPIC="T", queue=(17, 0)),
+        record("SCHEDULE_TOPIC_XXXX", 300, REAL_TOPIC="T", UNIQ_KEY="a", queue=(0, 1)),
+    ]
+    first = record("T", 400, REAL_TOPIC="T", HS_DELAYED="1-100")
+    assert [one.offset for one in pending_of([*waiting, first])] == [200, 300]
+    second = record("T", 500, REAL_TOPIC="T", UNIQ_KEY="a", HS_DELAYED="1-300")
+    assert [one.offset for one in pending_of([*waiting, first, second])] == [200]
+
+
+def test_a_delivery_of_hastore_hides_no_other_message() -> None:
+    """Those of a broker's in the same level, and a later send with the same UNIQ_KEY."""
+    waiting = [
+        record("SCHEDULE_TOPIC_XXXX", 0, REAL_TOPIC="T", UNIQ_KEY="brokers", queue=(2, 0)),
+        record("SCHEDULE_TOPIC_XXXX", 100, REAL_TOPIC="T", UNIQ_KEY="a", queue=(2, 1)),
+        record("SCHEDULE_TOPIC_XXXX", 200, REAL_TOPIC="T", UNIQ_KEY="a", queue=(2, 2)),
+    ]
+    first = record("T", 300, REAL_TOPIC="T", UNIQ_KEY="a", HS_DELAYED="3-100")
+    assert [one.offset for one in pending_of([*waiting, first])] == [0, 200]
+    odd = [
+        record("T", 300, REAL_TOPIC="T", UNIQ_KEY="a", HS_DELAYED="1-200"),  # of no such level
+        record("T", 310, REAL_TOPIC="T", HS_DELAYED="3-9999"),  # a message behind the delivery
+    ]
+    assert [one.offset for one in pending_of([*waiting, *odd])] == [0, 200]
+
+
+def test_what_was_taken_over_from_a_broker_as_delivered_is_not_pending() -> None:
+    """The record of HASTORE_DELAYS names the last message of a level that it had delivered."""
+    waiting = [
+        record("SCHEDULE_TOPIC_XXXX", 0, REAL_TOPIC="T", queue=(0, 0)),
+        record("SCHEDULE_TOPIC_XXXX", 100, REAL_TOPIC="T", queue=(0, 1)),
+        record("SCHEDULE_TOPIC_XXXX", 150, REAL_TOPIC="T", queue=(1, 0)),
+        record("SCHEDULE_TOPIC_XXXX", 200, REAL_TOPIC="T", queue=(0, 2)),
+        record(TIMER_TOPIC, 50, REAL_TOPIC="T", UNIQ_KEY="d", TIMER_OUT_MS=STORED_MS + 5),
+    ]
+    taken = record("HASTORE_DELAYS", 300, HS_DELAYED="1-100")
+    assert [one.offset for one in pending_of([*waiting, taken])] == [50, 150, 200]
