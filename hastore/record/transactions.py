@@ -63,10 +63,20 @@ OP_BODY_MAX = 4_096  # bytes of the places in one record, as in RocketMQ
 IMMUNITY_MAX_S = 30 * 86_400
 OPEN_MAX = 100_000  # open transactions; a half message more is refused
 NAME_MAX = 255  # of a producer group, and of a UNIQ_KEY
+_KEY_RULE = f"1 to {NAME_MAX} bytes of UTF-8"
 _IDENTITY = (b"UNIQ_KEY", b"PGROUP", b"REAL_TOPIC")
 _CHECKS = "HS_CHECKS"
 _CHECK = re.compile(rb"([0-9]{1,18})-([0-9]{1,9})")
 _TIMES_ROOM = len(CHECK_TIMES) + 2 + 10  # what a message gets that is set aside
+
+
+def is_key(key: bytes) -> bool:
+    """Whether a producer that is asked can send back this UNIQ_KEY."""
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return 0 < len(key) <= NAME_MAX
 
 
 def is_prepared(topic: str, properties: Mapping[str, str], reconsume_times: int) -> bool:
@@ -100,6 +110,8 @@ def prepare(topic: str, queue_id: int, properties: Mapping[str, str]) -> Waiting
     changed.pop(CHECK_TIMES, None)  # of a message that was set aside, and is sent again
     unique = changed.get("UNIQ_KEY")
     if unique:
+        if not is_key(unique.encode("utf-8", "surrogateescape")):
+            raise MessageIllegalError(f"UNIQ_KEY={unique[:40]!r}: {_KEY_RULE}")
         changed["__transactionId__"] = unique
     raw = waiting_properties("transactional", changed, topic, queue_id, _TIMES_ROOM)
     return Waiting(HALF_TOPIC, 0, raw)
@@ -135,8 +147,8 @@ def put_half(raw: bytes) -> tuple[str, int]:
         why = "it cannot be delayed: leave DELAY out"
     elif not 0 < len(properties.get("PGROUP", "")) <= NAME_MAX:
         why = "nobody could be asked whether to commit it: name its producer group in PGROUP"
-    elif not 0 < len(properties.get("UNIQ_KEY", "").encode("utf-8", "replace")) <= NAME_MAX:
-        why = f"UNIQ_KEY says which transaction it is: 1 to {NAME_MAX} bytes"
+    elif not is_key(properties.get("UNIQ_KEY", "").encode("utf-8", "surrogateescape")):
+        why = f"UNIQ_KEY says which transaction it is: {_KEY_RULE}"
     elif len(record.properties) + _TIMES_ROOM > MAX_PROPERTIES_BYTES:
         why = f"{len(record.properties)} bytes of properties; at most " + str(
             MAX_PROPERTIES_BYTES - _TIMES_ROOM
@@ -279,10 +291,15 @@ def _ending(record: Record, topic: str, queue_id: int, properties: bytes, sys_fl
 def as_asked(raw: bytes) -> tuple[bytes, Record]:
     """Return a half message as a producer is asked for it, under its own topic, and its record.
 
-    Raises CorruptRecordError, MessageIllegalError.
+    A UNIQ_KEY that is none, of an earlier version or damaged, is left out: then the producer names
+    the message by its id. Raises CorruptRecordError, MessageIllegalError.
     """
     record = decode_record(raw)
-    return encode_moved(record, *real_place(record.properties)), record
+    properties = record.properties
+    key = find_property(properties, _IDENTITY[0])
+    if key is not None and not is_key(key):
+        properties = without_properties(properties, _IDENTITY[:1])
+    return encode_moved(record, *real_place(properties), properties=properties), record
 
 
 def build_ended(places: Iterable[int], now_ms: int, host: Host) -> list[bytes]:

@@ -334,6 +334,7 @@ def test_a_half_message_is_checked_by_the_node(tmp_path: pathlib.Path) -> None:
         "no group": half(names={"PGROUP": None}),
         "no id": half(names={"UNIQ_KEY": None}),
         "a long id": half(names={"UNIQ_KEY": "u" * 256}),
+        "an id that is no text": half(names={"UNIQ_KEY": "odd\udcff"}),
         "no topic": half(names={"REAL_TOPIC": None}),
         "no queue": half(names={"REAL_QID": None}),
         "a queue that is none": half(names={"REAL_QID": "-1"}),

@@ -34,6 +34,7 @@ POLL_MS = 20_000  # for so long a node may keep a poll
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 LAST_TRY_MS = 50.0  # a refused call is not made again so shortly before its time is over
 _NEVER = float("inf")
+_NO_REQUEST = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)  # made or encoded
 _AGAIN = frozenset({"BUSY", "SERVICE_NOT_AVAILABLE"})
 
 
@@ -134,9 +135,15 @@ class MasterCalls:
 
     def _send(self, call: MasterCall, master: str, now: float) -> bool:
         call.rid = next(self._rids)
+        try:
+            request = call.make(call.rid)
+            api.encode(request)
+        except _NO_REQUEST as failure:  # which must not end what sends all others
+            self._fail(call, ClientError(f"the request cannot be sent: {failure}"))
+            return True
         call.address, call.sent_ms = master, now  # first: an interrupted `send` may have sent it
         self._flying[call.rid] = call
-        if self._transport.send(master, call.make(call.rid)):
+        if self._transport.send(master, request):
             return True
         del self._flying[call.rid]
         call.address = None

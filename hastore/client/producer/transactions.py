@@ -45,6 +45,7 @@ from hastore.record.transactions import (
     IMMUNITY_MAX_S,
     NAME_MAX,
     half_pairs,
+    is_key,
 )
 
 log = logging.getLogger(__name__)
@@ -197,7 +198,9 @@ def asked_in(
     if damage is not None or len(messages) != len(reply.halves):
         log.error("transactions: the node asks for messages that cannot be read: %s", damage)
     for message, (offset, queue_offset, _) in zip(messages, reply.halves, strict=False):
-        unique = message.properties.get("UNIQ_KEY") or message.message_id
+        unique = message.properties.get("UNIQ_KEY", "")
+        if not is_key(unique.encode("utf-8", "surrogateescape")):  # no request could carry it
+            unique = message.message_id
         yield message, Begun(message.topic, unique, options.group, offset, queue_offset)
 
 

@@ -13,7 +13,7 @@ from hastore.aio.transactions import run_checks
 from hastore.client.producer import checker
 from hastore.client.producer.checker import Checker
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.transactions import TransactionOptions
+from hastore.client.producer.transactions import TransactionOptions, asked_in
 from hastore.errors import ClientError, ForbiddenError
 from hastore.protocol import api
 from hastore.record.codec import Host, build_record, patch_for_store
@@ -166,6 +166,23 @@ def test_the_thread_of_the_checks_survives(
     checker.join(60)
     assert driver.ends == [2]
     assert "stays open" in caplog.text
+
+
+@pytest.mark.parametrize("unique", ["odd\udcff", "u" * 256])
+def test_an_id_that_cannot_be_sent_back_is_not_used(unique: str) -> None:
+    """An earlier version of a node gives such a UNIQ_KEY."""
+    raw = bytearray(
+        build_record(
+            "t", b"x",
+            queue_id=0, properties=[("UNIQ_KEY", unique)], born_timestamp_ms=1, born_host=HOST,
+        )
+    )  # fmt: skip
+    patch_for_store(
+        raw, 0, queue_offset=3, physical_offset=7, store_timestamp_ms=2, store_host=HOST
+    )
+    reply = api.Checks(1, [(7, 3, 1)])
+    [(message, begun)] = asked_in(reply, bytes(raw), options(None))
+    assert begun.unique == message.message_id and begun.offset == 7
 
 
 class Refused(Driver):

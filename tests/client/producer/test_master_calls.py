@@ -37,6 +37,7 @@ class Bench:
 
     def send(self, address: str, message: Any) -> bool:
         if self.takes:
+            api.encode(message)
             self.sent.append((address, message))
         return self.takes
 
@@ -113,6 +114,26 @@ def test_final_answers_are_not_repeated(bench: Bench, status: Status, failure: A
         future.result(0)
     bench.calls.step(500.0, A)
     assert len(bench.sent) == 1
+
+
+@pytest.mark.parametrize("where", ["made", "encoded"])
+def test_a_request_that_cannot_be_made_harms_no_other(bench: Bench, where: str) -> None:
+    """Its error ended the thread of the producer, and all of its messages."""
+    odd: SendFuture[Any] = SendFuture()
+
+    def make(rid: int) -> api.Request:
+        if where == "made":
+            raise ValueError("no request")
+        return api.EndTransaction(rid, True, 1, 2, "g", "odd\udcff")
+
+    bench.calls.admit(MasterCall(make, odd, 1_000.0))
+    good = bench.admit()
+    bench.calls.step(0.0, A)
+    with pytest.raises(ClientError, match="cannot be sent"):
+        odd.result(0)
+    bench.answer(1.0, Status.PUT_OK)
+    assert good.result(0).status is Status.PUT_OK and len(bench.calls) == 0
+    assert bench.calls.sent_ms() is None
 
 
 @pytest.mark.parametrize("case", ["never sent", "refused", "in flight", "not confirmed"])

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from hastore.client.producer.transactions import TransactionOptions, asked_in, end_request
 from hastore.errors import NotCachedError, Status, StoreError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import NO_HOST, Record, build_record, decode_record
+from hastore.record.properties import find_property
 from hastore.record.transactions import (
     ASIDE_TOPIC,
     CHECKS_TOPIC,
@@ -25,6 +27,7 @@ from hastore.server.api.queries import OwnQuery
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.check_polls import GONE_MS, GROUPS_MAX, KEPT_MAX
 from hastore.server.remoting.transactions import COMMIT
+from hastore.store.append.results import Guard, OwnIf
 from tests.server.remoting.desk import VirtualClient
 from tests.server.remoting.test_sends import records
 from tests.server.remoting.test_transactions import (
@@ -38,6 +41,8 @@ from tests.server.remoting.test_transactions import (
 )
 from tests.server.remoting.test_transactions import begin as begin_java
 from tests.server.remoting.test_transactions import end as end_java
+
+UNCHECKED = OwnIf(lambda: None)  # what the log has of an earlier version
 
 
 class OwnNode(Node):
@@ -96,13 +101,17 @@ def half_record(unique: str = "u1", group: str = "producers", **more: str) -> by
     )  # fmt: skip
 
 
-def begin(node: OwnNode, unique: str = "u1", **more: str) -> Record:
+def begin(node: OwnNode, unique: str = "u1", guard: Guard | None = None, **more: str) -> Record:
     """Put a half message as its client does; return the stored record."""
-    [[_]] = node.backend.put_encoded([half_record(unique, **more)])
+    [[_]] = node.backend.put_encoded([half_record(unique, **more)], [guard])
     record = records(node.backend)[-1]
     assert record.topic == HALF_TOPIC
     node.wall_ms = record.store_timestamp_ms - node.clock.now_ms
     return record
+
+
+def options_of(group: str) -> TransactionOptions:
+    return TransactionOptions(group, None, None, False, 1_000)
 
 
 def end_of(half: Record, unique: str = "u1", *, commit: bool = True, **more: Any) -> Any:
@@ -434,9 +443,9 @@ def test_either_kind_of_producer_is_asked_for_the_other_s_half_message(
 def test_a_transaction_whose_id_is_no_text_holds_up_no_other_one(
     node: OwnNode, client: VirtualClient
 ) -> None:
-    """Of a half message that its client has made by itself."""
+    """Of a half message that an earlier version has stored."""
     beat(client, "producers")
-    odd = begin(node, "odd\udcff")
+    odd = begin(node, "odd\udcff", UNCHECKED)
     begin(node, "usual")
     node.run(TIMEOUT_MS + 1_000)
     ids = [asked.fields["msgId"] for asked in client.told(Code.CHECK_TRANSACTION_STATE)]
@@ -450,6 +459,26 @@ def test_a_transaction_whose_id_is_no_text_holds_up_no_other_one(
     }  # fmt: skip
     assert client.ask(Code.END_TRANSACTION, answer).code == Answer.SUCCESS
     assert len(node.records("T")) == 1
+
+
+@pytest.mark.parametrize("unique", ["odd\udcff", "u" * 300, "\xfc" * 128])
+def test_a_producer_is_asked_by_an_id_that_it_can_send_back(
+    node: OwnNode, client: VirtualClient, unique: str
+) -> None:
+    """One half message in the log stopped all of its group's producers, also for other messages."""
+    half = begin(node, unique, UNCHECKED)
+    rid = node.send(client, api.AskChecks(0, "producers", 60_000))
+    node.run(TIMEOUT_MS + 1_500)
+    [(message, begun)] = asked_in(*node.replied[rid], options_of("producers"))
+    assert "UNIQ_KEY" not in message.properties and message.properties["KEYS"] == "k"
+    assert begun.unique == half.message_id
+    made = end_request(begun, options_of("producers"), commit=True)(1)
+    asked = api.decode_request(api.encode(made))
+    assert [node.ask(client, asked).status for _ in range(2)] == [Status.PUT_OK] * 2
+    [committed] = node.records("T")
+    assert find_property(committed.properties, b"UNIQ_KEY") == unique.encode(
+        "utf-8", "surrogateescape"
+    )
 
 
 def test_a_producer_at_work_is_asked_with_its_next_request(

@@ -343,6 +343,8 @@ def test_the_first_of_repeated_half_messages_may_be_named(
     [
         (half_fields("u", DELAY="3"), b"x", "cannot be delayed"),
         (half_fields("u", PGROUP=""), b"x", "without PGROUP"),
+        (half_fields("u" * 256), b"x", "1 to 255 bytes of UTF-8"),
+        (half_fields("\xfc" * 128), b"x", "1 to 255 bytes of UTF-8"),
         (fields(f="4"), b"x", "sysFlag 4"),
         (fields(f="12"), b"x", "sysFlag 12"),
         (half_fields("u", long="x" * 32_600), b"x", "bytes of properties"),
