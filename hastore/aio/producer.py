@@ -466,8 +466,9 @@ class Producer(ProducerClient, AsyncClosable):
     async def _begin_one(self, topic: str, draft: Draft, group: TransactionOptions) -> Transaction:
         self._check()
         begun = begin(topic, group)
-        sent = await self._driver.send(topic, [draft], is_batch=False, begun=begun)
-        return Transaction(begun.stored(sent), self, self._driver, group)
+        with group.running.sending(begun.unique):
+            sent = await self._driver.send(topic, [draft], is_batch=False, begun=begun)
+            return Transaction(begun.stored(sent), self, self._driver, group)
 
     async def send_batch(
         self,

@@ -17,7 +17,7 @@ from tests.documents.blocks import Block, take
 API, TESTING = "docs/python-api.md", "docs/testing.md"
 IMPORTS = take(API, "from hastore import Admin")
 PRODUCER = take(API, "from hastore import Producer\nfrom hastore.errors")
-TRANSACTIONS = take(API, "from hastore import Decision")
+TRANSACTIONS = take(API, "import time\nfrom hastore import Decision")
 CONSUMER = take(API, 'from hastore import Consumer\n\nwith Consumer("orders"')
 SHARED = take(API, "from hastore import Consumer, RebalanceListener")
 SECURITY = take(API, "from hastore import Producer, Security")

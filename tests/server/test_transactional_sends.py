@@ -135,6 +135,44 @@ def test_what_is_left_open_another_producer_of_the_group_decides(node: BaseNode)
     assert seen[b"no"] == ("T", "no", GROUP)
 
 
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_block_that_takes_longer_than_the_timeout_commits(
+    tmp_path: pathlib.Path, awaits: bool
+) -> None:
+    """Its producer's check was asked meanwhile, found nothing yet, and rolled the message back."""
+    orders: list[bytes] = []
+    asked_for_other = threading.Event()
+
+    def check(message: hastore.Message) -> Decision:
+        if message.body == b"other":
+            asked_for_other.set()
+        return Decision.COMMIT if message.body in orders else Decision.ROLLBACK
+
+    def work(endpoint: str) -> None:
+        """Ends once the producer was asked for its own transaction, and for a later one."""
+        with hastore.Producer(endpoint, transaction_group=GROUP) as other:
+            other.transaction("T", b"other").leave_open()
+        assert asked_for_other.wait(60)
+        orders.append(b"one")
+
+    async def main(endpoint: str) -> None:
+        async with AioProducer(endpoint, transaction_group=GROUP, check=check) as producer:
+            async with producer.transaction("T", b"one"):
+                await asyncio.to_thread(work, endpoint)
+
+    remoting = msgspec.structs.replace(REMOTING, transaction_check_max=1_000)
+    config = msgspec.structs.replace(config_of(tmp_path), remoting=remoting)
+    with running(Node(config, lambda: None)) as node:
+        if awaits:
+            asyncio.run(main(node.api.endpoint))
+        else:
+            endpoint = node.api.endpoint
+            with hastore.Producer(endpoint, transaction_group=GROUP, check=check) as producer:
+                with producer.transaction("T", b"one"):
+                    work(endpoint)
+        assert bodies(node, "T") == [b"one"]
+
+
 def test_a_check_that_fails_leaves_the_transaction_open(
     node: BaseNode, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -317,9 +317,10 @@ class Producer(ProducerClient, Closable):
         draft, group = self._draft_half(topic, body, key, tags, properties, queue, check_after_s)
         self._refuse_callback()
         begun = begin(topic, group)
-        future = self._send_half(begun, draft)
-        self._drive(future)
-        return Transaction(begun.stored(future.result()), self, self._driver, group)
+        with group.running.sending(begun.unique):
+            future = self._send_half(begun, draft)
+            self._drive(future)
+            return Transaction(begun.stored(future.result()), self, self._driver, group)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""

@@ -22,8 +22,10 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from hastore.client.arguments import SendOptions, integer, refusal, text
 from hastore.client.messages import Message, SendResult, Status, decode_messages
@@ -68,14 +70,53 @@ class Decision(Enum):
 Check = Callable[[Message], Any]  # returns a Decision; of an asyncio producer also an awaitable
 
 
-class TransactionOptions(NamedTuple):
-    """How a producer takes part in transactions; times in ms."""
+class Running:
+    """The transactions of one producer whose work goes on: their ids.
+
+    Only that work knows how they shall end, and only once it has ended. One that is dropped without
+    an end is not among them any more: then a check decides.
+    """
+
+    def __init__(self) -> None:
+        self._owners: WeakValueDictionary[str, object] = WeakValueDictionary()
+
+    def __contains__(self, unique: str) -> bool:
+        return unique in self._owners
+
+    def add(self, unique: str, owner: object) -> None:
+        """Note that a transaction goes on, as long as its owner exists."""
+        self._owners[unique] = owner
+
+    def end(self, unique: str) -> None:
+        """Note that its work has ended."""
+        self._owners.pop(unique, None)
+
+    @contextmanager
+    def sending(self, unique: str) -> Iterator[None]:
+        """Note that a half message is being sent, by the block; it then has another owner."""
+        owner = _Owner()
+        self.add(unique, owner)
+        try:
+            yield
+        except BaseException:
+            self.end(unique)
+            raise
+
+
+class _Owner:
+    """Can be referred to weakly, as a bare object cannot."""
+
+
+@dataclass(frozen=True)
+class TransactionOptions:
+    """How a producer takes part in transactions, and which of its own go on; times in ms."""
 
     group: str
     check: Check | None
     acks: int | None
     sync_flush: bool
     attempt_ms: int
+    running: Running = field(default_factory=Running)
 
 
 def make_transactions(
@@ -193,7 +234,10 @@ class Refusals:
 def asked_in(
     reply: Checks, payload: bytes, options: TransactionOptions
 ) -> Iterator[tuple[Message, Begun]]:
-    """Yield the half messages of an answer, each with its transaction."""
+    """Yield the half messages of an answer that a check can decide, each with its transaction.
+
+    Those of the producer's own work that still goes on stay open: a check would not find it yet.
+    """
     messages, damage = decode_messages(payload, [])
     if damage is not None or len(messages) != len(reply.halves):
         log.error("transactions: the node asks for messages that cannot be read: %s", damage)
@@ -201,7 +245,8 @@ def asked_in(
         unique = message.properties.get("UNIQ_KEY", "")
         if not is_key(unique.encode("utf-8", "surrogateescape")):  # no request could carry it
             unique = message.message_id
-        yield message, Begun(message.topic, unique, options.group, offset, queue_offset)
+        if unique not in options.running:
+            yield message, Begun(message.topic, unique, options.group, offset, queue_offset)
 
 
 def decided(decision: object, begun: Begun) -> Decision:
@@ -265,6 +310,7 @@ class TransactionState:
         self._ended: Decision | None = None
         self._asked: Decision | None = None  # the end that was sent last; it may have arrived
         self._result: SendResult | None = None
+        options.running.add(begun.unique, self)
 
     @property
     def topic(self) -> str:
@@ -295,7 +341,11 @@ class TransactionState:
         Raises UsageError if the transaction has ended.
         """
         self._may_end(Decision.UNKNOWN)
+        self._leave_open()
+
+    def _leave_open(self) -> None:
         self._ended = Decision.UNKNOWN
+        self._options.running.end(self.transaction_id)
 
     def __repr__(self) -> str:
         how = "open" if self._ended is None else self._ended.name
@@ -324,6 +374,7 @@ class TransactionState:
     def _send_end(self, *, commit: bool) -> Any:
         """Send the end to the master; return the Future of the reply."""
         self._asked = Decision.COMMIT if commit else Decision.ROLLBACK
+        self._options.running.end(self.transaction_id)  # what it was for is done
         return self._driver.call(end_request(self._begun, self._options, commit=commit))
 
     @contextmanager
@@ -356,7 +407,7 @@ class TransactionState:
             why = f"its {self._asked.value} was not confirmed before"
         else:
             why = f"its block was ended by {kind.__name__}"
-        self._ended = Decision.UNKNOWN
+        self._leave_open()
         log.warning("%r is left open: %s", self, why)
         return Decision.UNKNOWN
 

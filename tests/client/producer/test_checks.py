@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +14,10 @@ from hastore import Decision, Message
 from hastore.aio import transactions
 from hastore.aio.transactions import run_checks
 from hastore.client.producer import checker
-from hastore.client.producer.checker import Checker
+from hastore.client.producer.checker import Checker, Transaction
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.transactions import TransactionOptions, asked_in
-from hastore.errors import ClientError, ForbiddenError
+from hastore.client.producer.transactions import TransactionOptions, asked_in, begin
+from hastore.errors import ClientError, ForbiddenError, OutcomeUnknown
 from hastore.protocol import api
 from hastore.record.codec import Host, build_record, patch_for_store
 
@@ -22,11 +25,14 @@ HOST = Host.parse("127.0.0.1:1")
 ROUNDS = 2
 
 
-def half(number: int) -> tuple[api.Checks, bytes]:
+def half(number: int, unique: str = "u") -> tuple[api.Checks, bytes]:
     """An answer that asks for one half message."""
     raw = bytearray(
-        build_record("t", b"%d" % number, queue_id=0, born_timestamp_ms=1, born_host=HOST)
-    )
+        build_record(
+            "t", b"%d" % number,
+            queue_id=0, properties=[("UNIQ_KEY", unique)], born_timestamp_ms=1, born_host=HOST,
+        )
+    )  # fmt: skip
     patch_for_store(
         raw, 0, queue_offset=number, physical_offset=0, store_timestamp_ms=2, store_host=HOST
     )
@@ -171,18 +177,60 @@ def test_the_thread_of_the_checks_survives(
 @pytest.mark.parametrize("unique", ["odd\udcff", "u" * 256])
 def test_an_id_that_cannot_be_sent_back_is_not_used(unique: str) -> None:
     """An earlier version of a node gives such a UNIQ_KEY."""
-    raw = bytearray(
-        build_record(
-            "t", b"x",
-            queue_id=0, properties=[("UNIQ_KEY", unique)], born_timestamp_ms=1, born_host=HOST,
-        )
-    )  # fmt: skip
-    patch_for_store(
-        raw, 0, queue_offset=3, physical_offset=7, store_timestamp_ms=2, store_host=HOST
-    )
-    reply = api.Checks(1, [(7, 3, 1)])
-    [(message, begun)] = asked_in(reply, bytes(raw), options(None))
-    assert begun.unique == message.message_id and begun.offset == 7
+    [(message, begun)] = asked_in(*half(3, unique), options(None))
+    assert begun.unique == message.message_id and begun.queue_offset == 3
+
+
+ENDS: dict[str, Callable[[Transaction], object]] = {
+    "commit": lambda one: one.commit(),
+    "rollback": lambda one: one.rollback(),
+    "leave open": lambda one: one.leave_open(),
+    "interrupt": lambda one: one.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None),
+}
+
+
+@pytest.mark.parametrize("end", [*ENDS, "dropped"])
+def test_the_work_of_its_own_block_is_not_asked_about(end: str) -> None:
+    """The check found no order yet, and rolled back what the block then wanted to commit."""
+    of_group, driver = options(None), FailingDriver()
+    transaction = Transaction(begin("t", of_group), None, driver, of_group)
+    asked = half(1, transaction.transaction_id)
+    assert list(asked_in(*asked, of_group)) == []
+    assert len(list(asked_in(*asked, options(None)))) == 1, "another producer does not know"
+    if end == "dropped":
+        del transaction
+        gc.collect()
+    else:
+        with contextlib.suppress(OutcomeUnknown):
+            ENDS[end](transaction)
+    assert len(list(asked_in(*asked, of_group))) == 1
+
+
+def test_a_half_message_that_is_being_sent_is_not_asked_about() -> None:
+    """Its confirmation may come after the first check; without one its block never begins."""
+    of_group = options(None)
+    begun = begin("t", of_group)
+    asked = half(1, begun.unique)
+    with pytest.raises(OutcomeUnknown):
+        with of_group.running.sending(begun.unique):
+            assert list(asked_in(*asked, of_group)) == []
+            raise OutcomeUnknown("no answer")
+    assert len(list(asked_in(*asked, of_group))) == 1
+    with of_group.running.sending(begun.unique):
+        transaction = Transaction(begun, None, FailingDriver(), of_group)
+    assert list(asked_in(*asked, of_group)) == []
+    transaction.leave_open()
+
+
+class FailingDriver:
+    """Loses the answer to each end."""
+
+    takes_polls = True
+
+    def call(self, make: Any, *, is_poll: bool = False) -> Any:
+        future: SendFuture[Any] = SendFuture()
+        future.set_exception(OutcomeUnknown("no answer"))
+        return future
 
 
 class Refused(Driver):
