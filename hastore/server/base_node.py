@@ -61,6 +61,7 @@ from hastore.server.scrub_service import ScrubService
 from hastore.server.status_history import StatusHistory, measured
 from hastore.server.status_page import StatusPage
 from hastore.server.take_over import TakeOver
+from hastore.server.transaction_hold import TransactionHold
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
 from hastore.store.log_store import LogStore
@@ -149,6 +150,9 @@ class BaseNode:
         self._clock = clock
         self._failing = threading.Lock()
         self._http: HttpServer | None = None
+        self._open = TransactionHold(
+            lambda: self.backend.store.transactions.halves(), clock, lambda: self.config.remoting
+        )
 
     def _noted(self, read_config: Callable[[], Config | None]) -> Callable[[], Config | None]:
         """Return `read_config`, which then also lets retention follow a changed file."""
@@ -451,14 +455,7 @@ class BaseNode:
         That is a delayed message, or an open transaction while its producers may still be asked,
         and for `late_ms` more.
         """
-        remoting = self.config.remoting
-        asked_ms = remoting.transaction_check_max * remoting.transaction_check_interval_ms
-        open_ms = remoting.transaction_timeout_ms + asked_ms + late_ms
-        since_ms = self._clock.wall_ms() - int(open_ms)
-        found = (
-            self.delays.waiting_from(late_ms),
-            self.backend.store.transactions.held_from(since_ms),
-        )
+        found = (self.delays.waiting_from(late_ms), self._open.held_from(late_ms))
         return min((offset for offset in found if offset is not None), default=None)
 
     def _put_again(self, payloads: Sequence[bytes]) -> PutResults:

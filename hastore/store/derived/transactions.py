@@ -153,13 +153,6 @@ class OpenTransactions:
         counts = {how.name.lower(): count for how, count in self._counts.items()}
         return {"open": len(self._open), **counts}
 
-    def held_from(self, since_ms: int) -> int | None:
-        """Return the offset of the first open half message that was stored since, or None."""
-        for half in self.halves():
-            if half.stored_ms >= since_ms:
-                return half.offset
-        return None
-
     # -- replay ------------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:

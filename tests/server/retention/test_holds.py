@@ -4,7 +4,10 @@ import logging
 
 import pytest
 
+from hastore.config.model import RemotingConfig
+from hastore.record.transactions import Half
 from hastore.server.retention_service import CONFIRMED, Holds
+from hastore.server.transaction_hold import TransactionHold
 
 HOLD_MS = 1_000.0
 
@@ -66,3 +69,117 @@ def test_unconfirmed_bytes_are_named() -> None:
     holds = Holds(0)
     assert holds.held_from(0, 100, {CONFIRMED: 10}) is None
     assert "confirmed" in holds.problems()[0]
+
+
+class Clocks:
+    """Two clocks, of which a test sets each."""
+
+    def __init__(self) -> None:
+        self.now_ms = 5_000.0
+        self.ahead_ms = 1_700_000_000_000
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return int(self.now_ms) + self.ahead_ms
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing sleeps here")
+
+
+class Open:
+    """Open transactions, and what retention keeps of them."""
+
+    def __init__(self) -> None:
+        self.clock = Clocks()
+        self.halves: list[Half] = []
+        self.config = RemotingConfig()
+        self.asked_ms = (
+            self.config.transaction_check_max * self.config.transaction_check_interval_ms
+        )
+        self.usual_ms = self.config.transaction_timeout_ms + self.asked_ms + HOLD_MS
+        self.restart()
+
+    def restart(self) -> None:
+        self.hold = TransactionHold(lambda: self.halves, self.clock, lambda: self.config)
+
+    def begin(self, offset: int, immunity_s: int | None = None, age_ms: float = 0) -> None:
+        stored_ms = self.clock.wall_ms() - int(age_ms)
+        self.halves.append(Half(offset, 0, stored_ms, 0, immunity_s, b"k%d" % offset))
+
+    def kept(self, after_ms: float = 0) -> int | None:
+        self.clock.now_ms += after_ms
+        return self.hold.held_from(HOLD_MS)
+
+
+def test_a_half_message_is_kept_while_it_may_be_asked_for() -> None:
+    node = Open()
+    assert node.kept() is None
+    node.begin(7)
+    assert node.kept() == 7
+    node.begin(9, age_ms=-1_000)
+    assert node.kept(node.usual_ms - 1) == 7
+    assert node.kept(1) == 9
+    assert node.kept(node.usual_ms) is None
+    node.begin(11)
+    assert node.kept() == 11
+    node.halves.clear()
+    assert node.kept() is None
+
+
+def test_a_half_message_of_which_nobody_is_asked_for_long_is_kept_for_longer() -> None:
+    node = Open()
+    node.begin(7, immunity_s=7_200)
+    node.begin(9, immunity_s=1)
+    assert node.kept() == 7
+    assert node.kept(7_200_000 + node.asked_ms + HOLD_MS - 1) == 7
+    assert node.kept(1) is None
+    node.begin(11, immunity_s=1)  # it may be a repeat of one without
+    assert node.kept() == 11
+    assert node.kept(node.usual_ms - 1) == 11
+    assert node.kept(1) is None
+
+
+def test_half_messages_are_not_kept_one_after_the_other() -> None:
+    node = Open()
+    for offset in range(3):
+        node.begin(offset)
+    assert node.kept() == 0
+    assert node.kept(node.usual_ms) is None
+
+
+@pytest.mark.parametrize("looked", [True, False])
+@pytest.mark.parametrize("immunity_s", [None, 7_200])
+def test_a_clock_that_was_set_forward_for_a_moment_ends_no_hold(
+    looked: bool, immunity_s: int | None
+) -> None:
+    node = Open()
+    node.begin(7, immunity_s)
+    if looked:
+        assert node.kept() == 7
+    node.clock.ahead_ms += 86_400_000
+    assert node.kept(1_000) == 7
+    node.clock.ahead_ms -= 86_400_000
+    assert node.kept(1_000) == 7
+    open_ms = 1_000 * (immunity_s or 0) + node.asked_ms + HOLD_MS
+    assert node.kept(open_ms - 2_001) == 7
+
+
+def test_a_clock_that_was_set_back_holds_nothing_for_ever() -> None:
+    node = Open()
+    node.begin(7)
+    assert node.kept() == 7
+    node.clock.ahead_ms -= 10**9
+    assert node.kept(node.usual_ms - 1) == 7
+    assert node.kept(1) is None
+
+
+def test_a_restart_does_not_begin_a_long_hold_again() -> None:
+    node = Open()
+    node.begin(7, immunity_s=7_200)
+    assert node.kept() == 7
+    node.kept(7_200_000)
+    node.restart()
+    assert node.kept() == 7
+    assert node.kept(node.usual_ms) is None
