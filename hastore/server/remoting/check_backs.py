@@ -115,8 +115,10 @@ class CheckBacks:
         wait_ms = TICK_MS
         try:
             self.polls.look()
-            if self._is_master() and (self._door.is_open or len(self.polls)):
-                wait_ms = self._look()
+            if self._is_master():
+                self._say_ended()  # whoever ends transactions, and whoever may be asked
+                if self._door.is_open or len(self.polls):
+                    wait_ms = self._look()
         finally:
             self._door.at(self._clock.monotonic_ms() + wait_ms, self._tick)
 
@@ -134,8 +136,7 @@ class CheckBacks:
         return not backend.default_acks_all() or backend.can_confirm(False) is None
 
     def _look(self) -> float:
-        """Do what is due; return the time until the next look."""
-        self._say_ended()
+        """Ask for what is due; return the time until the next look."""
         now_ms = self._clock.monotonic_ms()
         self._see(now_ms)
         counts, self._asked = self._asked, []

@@ -373,7 +373,10 @@ class OpenTransactions:
             self._save()
 
     def delete_before(self, min_offset: int) -> None:
-        """Forget the transactions whose last half message retention has removed."""
+        """Forget the transactions whose last half message retention has removed.
+
+        And the places of what is gone, which nobody could list as ended any more.
+        """
         for half in self.halves():
             if half.offset < min_offset:
                 log.error(
@@ -382,6 +385,11 @@ class OpenTransactions:
                     half.offset, half.key.decode("utf-8", "replace"),
                 )  # fmt: skip
                 self._forget(half)
+        queue = self._queues.get(HALF_TOPIC, 0) if self._unsaid else None
+        if queue is not None:
+            first = queue.files.first_at(min_offset)
+            for place in [place for place in self._unsaid if place < first]:
+                del self._unsaid[place]
 
     def close(self) -> None:
         """Do nothing: no file is open."""

@@ -506,6 +506,19 @@ def test_a_check_counts_whether_or_not_anybody_asks(node: OwnNode, client: Virtu
     assert "HS_PID" not in aside and aside["TRANSACTION_CHECK_TIMES"] == "3"
 
 
+def test_what_has_ended_is_listed_also_without_rocketmq_s_clients(
+    node: OwnNode, client: VirtualClient
+) -> None:
+    """Else each node, and each state in its file, keeps all that was ever committed."""
+    node.door._refusal = "not served"
+    half = begin(node)
+    assert node.ask(client, end_of(half)).status is Status.PUT_OK
+    assert len(node.checks.polls) == 0
+    node.run(3_000)
+    [op] = node.records(OP_TOPIC)
+    assert op.body == b"0" and node.backend.store.transactions.unsaid() == []
+
+
 def test_a_node_without_rocketmq_s_clients_counts_only_what_it_has_asked(
     node: OwnNode, client: VirtualClient
 ) -> None:

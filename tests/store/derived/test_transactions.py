@@ -321,6 +321,22 @@ def test_what_retention_removes_is_forgotten_and_named(tmp_path, caplog):
     assert "UNIQ_KEY k0" in caplog.text
 
 
+def test_what_retention_removes_is_not_to_be_listed_as_ended_any_more(tmp_path):
+    with opened(tmp_path) as store:
+        offsets = put_own(store, *[half(f"k{number}") for number in range(3)])
+        store.wait_dispatched(store.max_offset, 60)
+        for offset in offsets:
+            put_own(store, commit(store.reader.record_bytes(offset)).record)
+        store.wait_dispatched(store.max_offset, 60)
+        assert store.transactions.unsaid() == [0, 1, 2]
+        store.transactions.delete_before(offsets[0])
+        assert store.transactions.unsaid() == [0, 1, 2]
+        store.transactions.delete_before(offsets[2])
+        assert store.transactions.unsaid() == [2]
+        store.transactions.delete_before(store.max_offset)
+        assert store.transactions.unsaid() == []
+
+
 def test_a_clients_own_flag_ends_nothing(tmp_path):
     """The store's first half message may lie at offset 0, which is no offset in other records."""
     with opened(tmp_path) as store:
