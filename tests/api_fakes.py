@@ -313,6 +313,8 @@ class FakeStore:
     def note_damage(self, offset: int) -> None:
         self.damaged.append(offset)
 
+    note_wrong = note_damage
+
     def first_record(self) -> Record | None:
         return self.record_at(self.min_offset)
 

@@ -167,6 +167,8 @@ class Mender:
             pieces.append(_Piece(at, theirs.offset, _digest(data), data if whole else None))
             at, chain = theirs.offset, theirs.chain
         self._check_rest(damage, pieces, source)
+        if self._has_same(damage, pieces):
+            raise Unfit("it has the same bytes")
         beside = LogWalk(
             self._own.form, self._own.read, self._own.file_size, at,
             min(at + NEAR_BYTES, walk.file_end(at), walk.limit),
@@ -179,6 +181,16 @@ class Mender:
         items = [one for pair in near for one in pair if one is not None]
         self._compare_near(items, (damage.start, at), source)
         return pieces
+
+    def _has_same(self, damage: Damage, pieces: Sequence[_Piece]) -> bool:
+        """Whether this log has a source's bytes already: what a CRC does not cover is alike."""
+        [piece, *more] = pieces
+        if more or piece.data is None or piece.end != damage.end:
+            return False  # so long a range is damaged by its CRCs
+        try:
+            return self._own_bytes(damage.start, damage.end) == piece.data
+        except OSError:
+            return False
 
     def _check_rest(self, damage: Damage, pieces: Sequence[_Piece], source: Source) -> None:
         """Compare what the last item of the source has beyond the range, where this log is sound.

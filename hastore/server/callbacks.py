@@ -87,6 +87,7 @@ def connect_driver(
 def connect_scrub(store: LogStore, scrub: ScrubService) -> None:
     """Let readers of the store, cuts and replay tell of damage to the thread that repairs it."""
     store.hooks.on_damage = scrub.note_read
+    store.hooks.on_wrong = scrub.note_wrong
     store.hooks.on_blocked_cut = store.hooks.on_blocked_replay = scrub.note_blocked
 
 

@@ -49,6 +49,7 @@ from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH, classic_end
 from hastore.record.delays import DELAYS_MS, MAX_LEVELS, SCHEDULE_TOPIC, deliver
 from hastore.record.log_format import BODY_CRC_AT, CRC_BYTES
+from hastore.record.properties import check_topic
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import (
     DeliveriesIf,
@@ -70,8 +71,9 @@ IDLE_S = 0.25  # a node that is no master looks so often whether it is
 TICK_S = 1.0  # a master looks at the clock so often: it may be set
 RETRY_S = 0.25  # after a refusal
 _LOOK_MS = 5_000.0  # so often a file of a broker's that is damaged is looked at again
-# So long a level waits for messages that cannot be read: the disk may recover, and the scrub gets
-# damaged bytes from another node. For _NO_PATIENCE_MS after that, others are given up at once.
+# So long a level waits for messages that cannot be read, or whose topic is damaged: the disk may
+# recover, and the scrub gets damaged bytes from another node. For _NO_PATIENCE_MS after that,
+# others are given up at once.
 PATIENCE_MS = 60_000.0
 _NO_PATIENCE_MS = 600_000.0
 _BATCH_MESSAGES = 64
@@ -132,7 +134,11 @@ class Transfer(Protocol):
 
 
 class _Unreadable(Exception):
-    """A message cannot be read now. It may be later."""
+    """A message cannot be read now, or not be meant as it is. It may be later."""
+
+    def __init__(self, text: str, *, is_valid: bool) -> None:
+        super().__init__(text)
+        self.is_valid = is_valid  # by its CRC, which does not cover its properties
 
 
 class _Due(NamedTuple):
@@ -504,7 +510,8 @@ class ScheduleMessageService(Service):
             try:
                 record = self._read(level, unit)
             except _Unreadable as why:
-                self._store.reader.note_damage(unit.offset)
+                reader = self._store.reader
+                (reader.note_wrong if why.is_valid else reader.note_damage)(unit.offset)
                 if level.fail(unit.queue_offset, now_ms):
                     self._note_refusal(str(why))
                     level.at = unit.queue_offset  # this level tries it again; the others go on
@@ -523,6 +530,7 @@ class ScheduleMessageService(Service):
 
         Raises _Unreadable if it is damaged, or lies in a bad sector; OSError, StoreError.
         """
+        raw = None
         try:
             raw = self._store.reader.record_bytes(unit.offset, unit.size)
             if self._store.log.form.lead and not self._is_own(level.number, unit):
@@ -532,6 +540,7 @@ class ScheduleMessageService(Service):
                     return None  # retention has removed it
                 raise CorruptRecordError(f"offset {unit.offset} holds no record")
             topic, queue_id, record = deliver(raw, level=level.number)
+            check_topic(topic)  # as when it was put
             place = self._store.delivery_queue(topic, queue_id)
             if place != queue_id:
                 # Its topic has fewer queues by now.
@@ -540,7 +549,8 @@ class ScheduleMessageService(Service):
         except (CorruptRecordError, MessageIllegalError, OSError) as failure:
             if isinstance(failure, OSError) and failure.errno != errno.EIO:
                 raise
-            raise _Unreadable(str(failure)) from failure
+            is_valid = raw is not None and not isinstance(failure, OSError)
+            raise _Unreadable(str(failure), is_valid=is_valid) from failure
 
     def _give_up(self, unit: Unit, reason: str) -> None:
         self.lost += 1

@@ -6,7 +6,8 @@ fails with CorruptRecordError, also where only the CRC of an entry shows the dam
 served. Then it is repaired from another node, if one has the bytes (repairing.py): at once, and
 again at each pass. A damaged record that a reader meets is looked at right away, and so is damage
 that keeps the log from being cut, or replay from going on: a node that is to follow, or its
-consumers, wait for its repair, so that is tried again each minute.
+consumers, wait for its repair, so that is tried again each minute. So is a message that waits and
+whose properties are damaged, which no CRC of a plain log covers: it is compared with other nodes'.
 
 Where a pass is, and what was found, is kept in hastore/scrub.json, so that a restart goes on with
 the file that was being read.
@@ -96,6 +97,7 @@ class ScrubService(Service):
         self._asked: deque[int] = deque()
         self._looked_at: set[int] = set()  # since the last pass, at what readers had met
         self._blocked_ms: dict[int, float] = {}  # when `note_blocked` asked for a look, by offset
+        self._wrong: set[int] = set()  # of these, what no CRC shows to be damaged
         self._is_looking = False
         self._is_wanted = False
         self._found: dict[int, Damage] = {}  # by where it begins; replaced, never changed
@@ -178,6 +180,14 @@ class ScrubService(Service):
             self._asked.append(offset)
             self._woken.set()
 
+    def note_wrong(self, offset: int) -> None:
+        """Look soon at this record, and if it is valid, compare it with another node's.
+
+        It is one that the store would not have taken as it is. Its reader asks at each try.
+        """
+        self._wrong.add(offset)
+        self.note_blocked(offset)
+
     # -- the thread --------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -246,7 +256,11 @@ class ScrubService(Service):
                         self._store.log.form, self._read, self._store.file_size, begin, offset + 1,
                         limit=limit, ends_whole=ends_whole,
                     )  # fmt: skip
-                    self._through_or_moved(walk)
+                    cuts = self._cuts
+                    is_there = self._through_or_moved(walk) and self.repaired_bytes == repaired
+                    if is_there and offset in self._wrong:
+                        self._replace(walk, offset, cuts)
+                self._wrong.discard(offset)
                 if self.repaired_bytes == repaired:
                     self._looked_at.add(offset)
         finally:
@@ -291,6 +305,19 @@ class ScrubService(Service):
             if not self._has_moved(walk, cuts):
                 raise OSError(str(failure)) from failure
         return not self._has_moved(walk, cuts)
+
+    def _replace(self, walk: LogWalk, offset: int, cuts: int) -> None:
+        """Write another node's item over the valid one that `walk` has come to, if it differs."""
+        start, end = walk.recent[-1] if walk.recent else (offset, offset)
+        if not start <= offset < end:
+            return  # it was damaged
+        again = LogWalk(
+            self._store.log.form, self._read, self._store.file_size, walk.recent[0][0], start,
+            limit=walk.limit,
+        )  # fmt: skip
+        if again.next_damage() is None and not self._has_moved(again, cuts):
+            again.end = walk.limit
+            self._is_mended(again, Damage(start, end, "a record that no client could put"), cuts)
 
     def _is_mended(self, walk: LogWalk, damage: Damage, cuts: int) -> bool:
         """Try to repair a range; `walk` then reads it again."""

@@ -117,6 +117,8 @@ class StoreHooks:
     on_delayed: Callable[[], None] = _nothing
     # A reader has met a damaged record at this offset; in the reader's thread.
     on_damage: Callable[[int], None] = _nothing
+    # The same of a record that no CRC shows to be damaged.
+    on_wrong: Callable[[int], None] = _nothing
     # Damage at this offset would lead a cut further back; in the thread that would cut, which holds
     # the write gate.
     on_blocked_cut: Callable[[int], None] = _nothing
@@ -244,7 +246,7 @@ class LogStore:
         )  # fmt: skip
         self.taken = self._appender.taken  # what puts have appended, by topic
         self.reader = MessageReader(
-            log, self.queues, index, clock,
+            log, self.queues, index, clock, on_wrong=lambda offset: hooks.on_wrong(offset),
             falls=lambda: self._times.falls, on_damage=lambda offset: hooks.on_damage(offset),
         )  # fmt: skip
 

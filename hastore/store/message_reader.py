@@ -98,12 +98,15 @@ class MessageReader:
         clock: Clock,
         falls: Callable[[], Sequence[tuple[int, int]]] = tuple,
         on_damage: Callable[[int], None] = lambda _offset: None,
+        on_wrong: Callable[[int], None] = lambda _offset: None,
     ) -> None:
         """Prepare; `falls()` returns where the log's store times fall (`first_late`).
 
-        `on_damage(offset)` is called in the thread that meets a damaged record.
+        `on_damage(offset)` is called in the thread that meets a damaged record; `on_wrong(offset)`,
+        if no CRC shows the damage.
         """
         self._on_damage = on_damage
+        self._on_wrong = on_wrong
         self._falls = falls
         self._log = log
         self._queues = queues
@@ -500,6 +503,13 @@ class MessageReader:
         For offsets that the store itself knows: those that a client names cost a look at the log.
         """
         self._on_damage(offset)
+
+    def note_wrong(self, offset: int) -> None:
+        """Let the record that begins at an offset be compared with other nodes' and repaired.
+
+        It is valid as far as its CRC goes, but this node would not have stored it as it is.
+        """
+        self._on_wrong(offset)
 
     def queue_offset_by_time(
         self,

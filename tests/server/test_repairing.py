@@ -134,6 +134,40 @@ def test_what_a_reader_meets_is_repaired_without_waiting_for_a_pass(pair: Pair) 
     assert pair.pull(pair.master, 30) == 1
 
 
+def test_what_no_crc_shows_is_compared_with_the_other_node_and_repaired(pair: Pair) -> None:
+    """The properties of a waiting message, as whoever would deliver it notes it."""
+    with Producer(pair.master.api.endpoint, acks="all") as producer:
+        sent = [producer.send_sync("Later", b"%d" % n, delay_level=18) for n in range(3)]
+    offset = sent[1].offset
+    assert offset is not None
+
+    def is_there() -> bool:
+        stores = [node.backend.store for node in pair.made]
+        return all(
+            min(one.readable_offset, one.dispatched_offset, one.flush()) > sent[2].offset
+            for one in stores
+        )
+
+    wait_for(is_there, "the same log")
+    scrub, reader = pair.master.scrub, pair.master.backend.store.reader
+    whole = pair.raw(pair.master)
+    path, _ = pair.path(pair.master, offset)
+    at = path.read_bytes().index(b"REAL_TOPIC\x01Later", offset % FILE_SIZE) + 13
+    scribble(str(path), at, b"$")
+    before = scrub.repaired_bytes
+    reader.note_wrong(offset)
+    wait_for(lambda: scrub.repaired_bytes > before, "the repair")
+    assert pair.raw(pair.master)[: len(whole)] == whole
+    # Both nodes have the same bytes: nothing is written, and all is served.
+    before = scrub.repaired_bytes
+    reader.note_wrong(sent[2].offset)
+    at = sent[2].offset - pair.master.backend.store.log.form.lead
+    wait_for(lambda: at in scrub._unrepaired, "the comparison")
+    assert "the same bytes" in scrub._unrepaired[at]
+    assert scrub.repaired_bytes == before and not pair.master.backend.store.log.fenced
+    assert scrub.problems() == []
+
+
 def test_what_is_damaged_at_both_is_fenced_and_all_else_is_served(pair: Pair) -> None:
     assert pair.places[30] < FILE_SIZE  # the first file, from offset 0
     before = {id(node): pair.raw(node) for node in pair.made}

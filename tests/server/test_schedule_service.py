@@ -654,6 +654,26 @@ def test_a_damaged_message_waits_for_its_repair(store, clock):
     assert not service.lost and not service.problems()
 
 
+def test_a_message_whose_topic_is_damaged_waits_for_its_repair(store, clock):
+    """No CRC of a plain log covers properties, so only the topic that none can have shows it."""
+    service, asked = service_of(Master(store), clock), []
+    store.hooks.on_wrong = asked.append
+    offsets = put_waiting(store, *[waiting(n, 1) for n in range(3)])
+    store.wait_dispatched(store.max_offset, 10)
+    path = log_file(store.config.root)
+    at = Path(path).read_bytes().index(b"REAL_TOPIC\x01T", offsets[1]) + len(b"REAL_TOPIC\x01")
+    scribble(path, at, b"$")
+    clock.move(1_000)
+    settle(service, store)
+    assert [one.body for one in delivered_in(store)] == [b"0"]
+    assert set(asked) == {offsets[1]} and not service.lost
+    assert service.problems() == ["the delayed messages of level 1 wait: one cannot be read"]
+    scribble(path, at, b"T")
+    settle(service, store)
+    assert [one.body for one in delivered_in(store)] == [b"0", b"1", b"2"]
+    assert not service.lost and not service.problems()
+
+
 def test_a_damaged_queue_number_does_not_count_for_another_level(store, clock):
     service = service_of(Master(store), clock)
     offsets = put_waiting(store, waiting(1, 18), waiting(2, 1), waiting(3, 1))

@@ -74,6 +74,10 @@ class ApiReader(PullSource, Protocol):
         """Let the record that begins at an offset be repaired: it could not be read."""
         ...
 
+    def note_wrong(self, offset: int) -> None:
+        """Let the record that begins at an offset be repaired, though its CRC is right."""
+        ...
+
     def record_at(self, offset: int) -> Record | None:
         """Return the record that begins at an offset; None if there is none."""
         ...

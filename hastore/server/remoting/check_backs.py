@@ -49,6 +49,7 @@ from hastore.record.transactions import (
     build_ended,
     group_of,
     set_aside,
+    sound_half,
 )
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.check_polls import CheckPolls
@@ -209,14 +210,20 @@ class CheckBacks:
                 raise result
             then(result)
         except (CorruptRecordError, MessageIllegalError, OSError) as failure:
-            self._parts.backend.store.reader.note_damage(half.offset)
+            reader = self._parts.backend.store.reader
+            (reader.note_wrong if isinstance(result, bytes) else reader.note_damage)(half.offset)
             self._warn("the open transaction at offset %d waits: %s", half.offset, failure)
 
     # -- asking ------------------------------------------------------------------------------------
 
     def _ask(self, half: Half, checks: int, raw: bytes) -> None:
         """Ask a producer of the group, if one is connected."""
-        message, record = as_asked(raw)
+        try:
+            message, record = as_asked(raw)
+            sound_half(half, raw)
+        except (CorruptRecordError, MessageIllegalError):
+            self._note_asked(half, checks)  # so that it is set aside if nothing repairs it
+            raise
         gate, (topic, _) = self._door.gate, real_place(record.properties)
         group, access = group_of(record), self._parts.access
 
@@ -232,9 +239,7 @@ class CheckBacks:
         if not members and not pollers:
             return
         self.asked += 1
-        if not self._door.is_open:
-            self._counts[half.offset] = checks
-            self._asked.append((half.offset, checks))
+        self._note_asked(half, checks)
         chosen = random.randrange(len(members) + len(pollers))
         if chosen >= len(members):
             self.polls.give(pollers[chosen - len(members)], half, checks, message)
@@ -250,6 +255,12 @@ class CheckBacks:
             "bname": self._group,
         }
         self._door.tell(members[chosen], Code.CHECK_TRANSACTION_STATE, fields, message)
+
+    def _note_asked(self, half: Half, checks: int) -> None:
+        """Let a check count, on a node where not each does."""
+        if not self._door.is_open:
+            self._counts[half.offset] = checks
+            self._asked.append((half.offset, checks))
 
     def _count(self, counts: Sequence[tuple[int, int]]) -> None:
         """Write down how often transactions were asked for."""

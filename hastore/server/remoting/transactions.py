@@ -31,10 +31,17 @@ from hastore.config.model import RemotingConfig
 from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError, StoreError
 from hastore.protocol.api import EndTransaction, Failed, Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
-from hastore.record.codec import decode_record
+from hastore.record.codec import Record
 from hastore.record.delays import real_place
 from hastore.record.properties import find_property
-from hastore.record.transactions import Ended, Half, build_ended, commit, group_of
+from hastore.record.transactions import (
+    Ended,
+    Half,
+    build_ended,
+    commit,
+    group_of,
+    sound_half,
+)
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.api.connections import Connection
@@ -54,7 +61,7 @@ _REFUSED = {
     Status.SERVICE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
     Status.FORBIDDEN: Answer.SERVICE_NOT_AVAILABLE,  # another epoch has begun
     Status.BUSY: Answer.SYSTEM_BUSY,
-    Status.MESSAGE_ILLEGAL: Answer.SYSTEM_ERROR,
+    Status.MESSAGE_ILLEGAL: Answer.SYSTEM_ERROR,  # as `_wrong` does
     Status.PROPERTIES_SIZE_EXCEEDED: Answer.SYSTEM_ERROR,
 }
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"
@@ -245,7 +252,12 @@ class Transactions:
                 self._unreadable(request, half, CorruptRecordError(text))
                 return
             raise _failed(f"the half message at offset {half.offset} is not in the log any more")
-        self._check(request, raw, wish, half)
+        try:
+            record = sound_half(half, raw)
+        except CorruptRecordError as failure:
+            self._wrong(request, half, failure)
+            return
+        self._check(request, record, wish, half)
         if wish.how == NOT_YET:
             request.answer(Answer.SUCCESS)
         else:
@@ -298,13 +310,9 @@ class Transactions:
         if busy is not None:
             raise RemotingRefusal(Answer.SYSTEM_BUSY, busy)
 
-    def _check(self, request: Request, raw: bytes, wish: Wish, half: Half) -> None:
+    def _check(self, request: Request, record: Record, wish: Wish, half: Half) -> None:
         """Refuse a request that means another half message than the one that was found."""
-        try:
-            record = decode_record(raw)
-            group, (topic, _) = group_of(record), real_place(record.properties)
-        except CorruptRecordError as failure:
-            raise _failed(f"the half message at offset {half.offset}: {failure}") from failure
+        group, (topic, _) = group_of(record), real_place(record.properties)
         gate, not_yours = self._door.gate, _NOT_YOURS.format(half.offset)
         if isinstance(request, OwnEnd):
             if not request.may_send(topic):
@@ -374,6 +382,15 @@ class Transactions:
     def _unreadable(self, request: Request, half: Half, failure: Exception) -> None:
         """Answer that a half message cannot be read now; its transaction stays open."""
         self._parts.backend.store.reader.note_damage(half.offset)
+        self._leave_open(request, failure)
+
+    def _wrong(self, request: Request, half: Half, failure: Exception) -> None:
+        """Answer the same of one whose CRC is right, but whose properties are damaged."""
+        self._parts.backend.store.reader.note_wrong(half.offset)
+        text = f"the half message at offset {half.offset} is damaged: {failure}"
+        self._leave_open(request, CorruptRecordError(text))
+
+    def _leave_open(self, request: Request, failure: Exception) -> None:
         _, reason = self._parts.failures.note("a half message", failure)
         if isinstance(request, OwnEnd):
             request.leave_open(reason)  # the disk may recover, or a repair may help
@@ -393,7 +410,8 @@ class Transactions:
                 if queue_id != made.queue_id:  # its topic has fewer queues by now
                     made = commit(raw, queue_id=queue_id)
             except (CorruptRecordError, MessageIllegalError) as failure:
-                raise _failed(f"it cannot be committed: {failure}") from failure
+                self._wrong(request, half, failure)
+                return
             payload, guard = made.record, DeliveriesIf(refusal)
         else:
             now_ms, host = self._clock.wall_ms(), store.store_host
@@ -408,6 +426,9 @@ class Transactions:
         """Answer with the outcome of what ends a transaction."""
         status = done.statuses[0] if done.statuses is not None else done.status
         self._decisions.settle(half, undone=status in _REFUSED)
+        if status in (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED):
+            self._wrong(request, half, MessageIllegalError(done.reason))  # it was accepted once
+            return
         if isinstance(request, OwnEnd):
             self.committed += status.is_stored and how == COMMIT
             self.rolled_back += status.is_stored and how == ROLLBACK

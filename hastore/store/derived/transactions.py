@@ -3,7 +3,8 @@
 A half message opens a transaction (record/transactions.py). The first of these in the log ends it:
 
     a committed message     names the half message's offset, and has its UNIQ_KEY
-    a message set aside     has its UNIQ_KEY, PGROUP and REAL_TOPIC, or names its offset
+    a message set aside     has its UNIQ_KEY, PGROUP and REAL_TOPIC, or names its offset; with
+                            another UNIQ_KEY only if it is a copy, made after these were damaged
     an ended half message   is listed by its queue offset
 
 RocketMQ's clients and brokers put a half message again: the client if it got no answer, the broker
@@ -77,6 +78,10 @@ _FRAME = CrcFrame(b"HSTX", 1)
 _PREPARED = "prepared_transaction_offset"
 _OFFSET = header_struct(_PREPARED, start=offset_of(_PREPARED))
 _LENGTH = header_struct("body_length", start=offset_of("body_length"))
+_FACTS = [
+    (offset_of(name), header_struct(name, start=offset_of(name)))
+    for name in ("body_crc", "born_timestamp_ms")
+]
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
@@ -228,7 +233,7 @@ class OpenTransactions:
                 half = None  # a client's own flag
         elif topic == ASIDE_TOPIC:
             identity = identity_in(record.properties)
-            half = self._same(identity) if identity.key else self.find(self._named(record))
+            half = self._same(identity) or self._set_aside_by(record)
         if half is None:
             return False
         for place in half.places:
@@ -271,6 +276,27 @@ class OpenTransactions:
         if last is None:
             last = self._of_identity.get(Identity(identity.key, None, None))
         return None if last is None else self._open.get(last)
+
+    def _set_aside_by(self, record: Dispatched) -> Half | None:
+        """Return the open transaction that a record sets aside whose identity no other has.
+
+        The half message may have been damaged before it was set aside, so its offset counts. One
+        with a key must be a copy: a client may put it, or RocketMQ, which names offset 0.
+        """
+        offset = self._named(record)
+        half = self.find(offset)
+        if half is None or not _key(record):
+            return half
+        is_there = offset >= self._log.min_offset
+        return half if is_there and self._facts(offset) == self._facts(record.offset) else None
+
+    def _facts(self, offset: int) -> tuple[int, ...]:
+        """Return what a record and its copy under another topic have in common."""
+        found: list[int] = []
+        for at, field in _FACTS:
+            with self._log.view(offset + at, field.size) as view:
+                found += field.unpack_from(view)
+        return tuple(found)
 
     def _end(self, half: Half, how: Ended) -> None:
         self._counts[how] += 1

@@ -519,6 +519,68 @@ def test_what_has_ended_is_listed_also_without_rocketmq_s_clients(
     assert op.body == b"0" and node.backend.store.transactions.unsaid() == []
 
 
+def rot(node: OwnNode, what: bytes, to: bytes) -> None:
+    """Change bytes of the first record of the log that has them."""
+    at = node.backend.store.log.index(what)
+    node.backend.store.log[at : at + len(what)] = to
+
+
+ROTS = [
+    (b"REAL_TOPIC\x01T", b"REAL_TOPIC\x01$"),  # no topic can have this name
+    (b"REAL_TOPIC\x01T", b"REAL_TOPIC\x01U"),
+    (b"REAL_TOPIC\x01T", b"REAL_TOPIB\x01T"),
+    (b"PGROUP\x01p", b"PGROUP\x01q"),
+    (b"UNIQ_KEY\x01u", b"UNIQ_KEY\x01v"),
+    (b"UNIQ_KEY\x01u", b"UNIQ_KEY\x01\xf5"),
+]
+
+
+@pytest.mark.parametrize(("sound", "damaged"), ROTS)
+@pytest.mark.parametrize("commit", [True, False])
+def test_damage_that_no_crc_shows_leaves_the_transaction_open(
+    node: OwnNode,
+    client: VirtualClient,
+    monkeypatch: pytest.MonkeyPatch,
+    sound: bytes,
+    damaged: bytes,
+    commit: bool,
+) -> None:
+    half = begin(node)
+    rot(node, sound, damaged)
+    with monkeypatch.context() as patch:
+        patch.setattr(node.failures, "note", lambda _what, why: ("CorruptRecordError", str(why)))
+        done = end(node, client, half, commit=commit)
+    assert done.status is Status.TIMEOUT and "is damaged" in done.reason
+    assert node.backend.store.damaged == [half.physical_offset]
+    assert node.records() == [] and len(node.backend.store.transactions) == 1
+    rot(node, damaged, sound)
+    assert end(node, client, half, commit=commit).status is Status.PUT_OK
+    assert len(node.records("T")) == commit
+
+
+@pytest.mark.parametrize("kind", ["RocketMQ's", "hastore's", "only hastore's"])
+@pytest.mark.parametrize(("sound", "damaged"), [ROTS[0], ROTS[4], ROTS[5]])
+def test_damage_that_no_crc_shows_is_set_aside_once(
+    node: OwnNode, client: VirtualClient, kind: str, sound: bytes, damaged: bytes
+) -> None:
+    """Nobody is asked for another message; and what is set aside ends the transaction."""
+    begin(node)
+    rot(node, sound, damaged)
+    if kind == "RocketMQ's":
+        beat(client, "producers")
+    if kind == "only hastore's":
+        node.door._refusal = "not served"
+    for _ in range(CONFIG.transaction_check_max + 4):
+        rid = node.send(client, api.AskChecks(0, "producers", int(INTERVAL_MS)))
+        node.run(INTERVAL_MS + 1_000)
+        assert node.replied[rid][0].halves == []
+    assert client.told(Code.CHECK_TRANSACTION_STATE) == []
+    [aside] = node.records(ASIDE_TOPIC)
+    assert aside.body == b"body" and len(node.backend.store.transactions) == 0
+    node.run(3_000)
+    assert [record.body for record in node.records(OP_TOPIC)] == [b"0"]
+
+
 def test_a_node_without_rocketmq_s_clients_counts_only_what_it_has_asked(
     node: OwnNode, client: VirtualClient
 ) -> None:

@@ -337,6 +337,27 @@ def test_what_retention_removes_is_not_to_be_listed_as_ended_any_more(tmp_path):
         assert store.transactions.unsaid() == []
 
 
+def test_a_damaged_half_message_that_was_set_aside_has_ended(tmp_path):
+    with opened(tmp_path) as store:
+        put_own(store, half("k0"), half("k1", body=b"other"))
+        store.wait_dispatched(store.max_offset, 60)
+        first, second = store.transactions.halves()
+        of_another = build_record(  # as a broker of RocketMQ does it: it names offset 0
+            "TRANS_CHECK_MAX_TIME_TOPIC", b"set aside",
+            queue_id=0, properties=[("UNIQ_KEY", "before"), ("PGROUP", "producers")],
+            born_timestamp_ms=1, born_host=BORN,
+        )  # fmt: skip
+        put_own(store, of_another)
+        store.wait_dispatched(store.max_offset, 60)
+        assert len(store.transactions) == 2
+        for one in (first, second):
+            raw = store.reader.record_bytes(one.offset)
+            put_own(store, set_aside(raw.replace(b"UNIQ_KEY\x01k", b"UNIQ_KEY\x01j"), 15))
+        store.wait_dispatched(store.max_offset, 60)
+        assert store.transactions.halves() == []
+        assert store.transactions.ended(second.offset) is Ended.SET_ASIDE
+
+
 def test_a_clients_own_flag_ends_nothing(tmp_path):
     """The store's first half message may lie at offset 0, which is no offset in other records."""
     with opened(tmp_path) as store:
