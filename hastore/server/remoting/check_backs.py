@@ -11,7 +11,7 @@ or as many seconds as the message's CHECK_IMMUNITY_TIME_IN_SECONDS says, then ea
 `remoting.transaction_check_interval`. A check counts, whether or not a producer of the group is
 connected, as in RocketMQ; but on a node that does not serve RocketMQ's clients, only if one was
 asked. After `remoting.transaction_check_max` of them the message goes to the
-topic TRANS_CHECK_MAX_TIME_TOPIC.
+topic TRANS_CHECK_MAX_TIME_TOPIC; but not before the last of so many would be due.
 
 How often a transaction was asked for is a record of the log (record/transactions.py), so a new
 master goes on counting. It asks at once for what is older than the timeout.
@@ -102,6 +102,7 @@ class CheckBacks:
         self._asked: list[tuple[int, int]] = []  # checks to count, of a node that only Python uses
         self._epoch = 0  # in which the rest is valid
         self._due: list[tuple[float, int]] = []  # a heap: monotonic ms, offset of the half message
+        self._aside_ms: dict[int, float] = {}  # when those in the heap may be set aside
         self._counts: dict[int, int] = {}  # checks of those in the heap that this master has made
         self._newest = -1  # the offset of the last half message in the heap
         self._reads = 0
@@ -133,6 +134,7 @@ class CheckBacks:
             self._epoch, self._newest = self._decisions.epoch, -1
             self._due.clear()
             self._counts.clear()
+            self._aside_ms.clear()
             self._saying.clear()
         return not backend.default_acks_all() or backend.can_confirm(False) is None
 
@@ -151,12 +153,13 @@ class CheckBacks:
             half = self._parts.backend.store.transactions.find(offset)
             if half is None or half.offset != offset:
                 self._counts.pop(offset, None)
+                self._aside_ms.pop(offset, None)
                 continue
             heapq.heappush(due, (now_ms + self._interval_ms, offset))
             if self._decisions.find(half, replayed) is not None:
                 continue
             checks = max(half.checks, self._counts.get(offset, 0))
-            if checks < self._checks_max:
+            if checks < self._checks_max or now_ms < self._aside_ms[offset]:
                 checks += 1
                 if self._door.is_open:
                     self._counts[offset] = checks
@@ -170,13 +173,18 @@ class CheckBacks:
     def _see(self, now_ms: float) -> None:
         """Take the open transactions that are new."""
         wall_ms, newest = self._clock.wall_ms(), self._newest
+        checks_ms = max(self._checks_max - 1, 0) * self._interval_ms
         for half in reversed(self._parts.backend.store.transactions.halves()):
             if half.offset <= newest:
                 break
             wait_ms = self._timeout_ms if half.immunity_s is None else half.immunity_s * 1_000.0
             # At the latest when it has passed since this master has seen it, whatever clocks say.
-            left_ms = min(max(half.stored_ms + wait_ms - wall_ms, 0.0), wait_ms)
-            heapq.heappush(self._due, (now_ms + left_ms, half.offset))
+            left_ms = half.stored_ms + wait_ms - wall_ms
+            due_ms = now_ms + min(max(left_ms, 0.0), wait_ms)
+            # Each new master asks at once: many of them one after the other use up no time.
+            aside_ms = now_ms + min(left_ms, wait_ms) + checks_ms
+            heapq.heappush(self._due, (due_ms, half.offset))
+            self._aside_ms[half.offset] = aside_ms
             self._newest = max(self._newest, half.offset)
 
     def _read(self, half: Half, then: Callable[[bytes], None]) -> int:

@@ -433,6 +433,38 @@ def test_what_nobody_decides_is_set_aside(node: Node, client: VirtualClient) -> 
     assert len(node.records()) == 2
 
 
+@pytest.mark.parametrize("what", ["a new epoch", "a full disk"])
+def test_masters_that_change_often_set_nothing_aside_early(
+    node: Node, client: VirtualClient, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Each asks at once, and that counts; but a producer may need the time to come back."""
+    begin(node, client)
+    node.run(TIMEOUT_MS + 2_000)
+    for _ in range(2 * CONFIG.transaction_check_max):
+        if what == "a new epoch":
+            new_epoch(node)
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(node.backend, "writable_reason", lambda: "no room")
+                node.run(1_000)
+        node.run(2_000)
+    assert node.records(ASIDE_TOPIC) == [] and node.checks.set_aside == 0
+    beat(client, "producers")
+    node.run(INTERVAL_MS + 1_000)
+    assert len(client.told(Code.CHECK_TRANSACTION_STATE)) == 1
+    node.run((CONFIG.transaction_check_max + 1) * INTERVAL_MS)
+    assert len(node.records(ASIDE_TOPIC)) == node.checks.set_aside == 1
+
+
+def test_a_clock_that_was_set_back_keeps_no_transaction_open(
+    node: Node, client: VirtualClient
+) -> None:
+    begin(node, client)
+    node.wall_ms -= 10**9
+    node.run(TIMEOUT_MS + (CONFIG.transaction_check_max + 1) * INTERVAL_MS)
+    assert len(node.records(ASIDE_TOPIC)) == 1
+
+
 def test_a_slave_asks_nobody(
     node: Node, client: VirtualClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
