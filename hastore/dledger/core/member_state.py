@@ -53,7 +53,9 @@ class MemberState:
         self.cuts = 0  # how often the log was cut since the start
         self.down: set[int] = set()  # peers whose link is closed
         self.first_members = tuple(sorted(set(start.members)))
-        self.member_lists = tuple(one for one in start.member_lists if self._is_in_log(one))
+        # Each once: a version before saved them again with each INSTALL that found no room.
+        in_log = (one for one in start.member_lists if self._is_in_log(one))
+        self.member_lists = tuple(dict.fromkeys(in_log))
         # A log never has entries of a later term than its node: it takes them from a leader.
         self.term = max(self.term, self.log.end_term)
         if self.term > start.hard_state.term:

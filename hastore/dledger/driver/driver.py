@@ -604,9 +604,9 @@ class DLedgerDriver(Service):
             for one in lists
             if one.learners or one.leaving
         )
-        if keep:
-            plain = (*state.data.member_lists, *plain)
-            more = (*state.data.learner_lists, *more)
+        if keep:  # each once: `lists` has those of the old log that come before the new one
+            plain = tuple(dict.fromkeys((*state.data.member_lists, *plain)))
+            more = tuple(dict.fromkeys((*state.data.learner_lists, *more)))
         state.save(member_lists=plain, learner_lists=more)
         assert self.core is not None
         log.info("%s", group_text(self.core.group))

@@ -686,6 +686,44 @@ def test_a_crash_before_the_log_begins_anew_forgets_no_member_list(tmp_path, mon
         assert state.data.member_lists == ((99, 4, (1, 2, 3)),)
 
 
+def test_a_log_that_cannot_begin_anew_does_not_double_the_member_lists(group, monkeypatch):
+    """Each attempt saves the lists of the old log and the new one: none of them twice."""
+    for wanted in (MemberSet((1, 2, 3), (4,)), MemberSet((1, 2, 3))):
+        change = functools.partial(group.committed_leader().driver.change_members, wanted)
+        assert group.leader().ask(change).outcome == "COMMITTED"
+    leader = group.put(b"x")
+    group.settled()
+    follower = next(node for node in group.running if node is not leader)
+    state, driver, saved = follower.state, follower.driver, []
+
+    def lists():
+        return state.data.member_lists, state.data.learner_lists
+
+    def full(*_args):
+        saved.append(lists())
+        raise StoreFullError("no room for the rest of the old log")
+
+    before = lists()
+    assert [len(one) for one in before] == [2, 1]
+    monkeypatch.setattr(follower.store, "install", full)
+    request = InstallRequest(leader.driver.term, 100, 0, leader.driver.term, (1, 2, 3), (5,))
+
+    def attempt():
+        driver.on_messages(leader.number, [Received(request, None)])
+        return lists()
+
+    assert [attempt() for _ in range(3)] == [before] * 3
+    new = (99, request.term, (1, 2, 3)), (99, request.term, (5,), ())
+    assert saved == [tuple((*old, one) for old, one in zip(before, new, strict=True))] * 3
+    with driver._lock:
+        state.save(member_lists=before[0] * 4, learner_lists=before[1] * 4)
+        driver._begin_core()  # a file that has grown heals
+        assert lists() == before
+    monkeypatch.undo()
+    group.put(b"y")
+    assert b"y" in equal_logs(group)
+
+
 # ---- an administrator
 
 
