@@ -161,11 +161,13 @@ def _knows(status: Status, number: int) -> bool:
 
 
 def _of_master(config: Config, own: Status, others: dict[int, Status]) -> Verdict:
-    near = {one["node"] for one in own["slaves"] if one["in_sync"]} & others.keys()
-    to = min(near, default=None)
+    near = [one for one in own["slaves"] if one["in_sync"] and one["node"] in others]
+    # In mode dledger one whose replay has stopped is in sync, and could not take puts.
+    to = min((one["node"] for one in near if one.get("able", True)), default=None)
     cost = "puts would stop" if own["writable"] else f"it takes no puts now ({own['reason']})"
     if config.mode is Mode.DLEDGER:
-        what = f"`hastore dledger transfer -c FILE --to {to}`" if to else "no follower is in sync"
+        none = "no follower in sync can take over" if near else "no follower is in sync"
+        what = none if to is None else f"`hastore dledger transfer -c FILE --to {to}`"
         return Verdict(False, f"node {config.node} leads: its stop costs an election; {what}")
     if to is None:
         return Verdict(False, f"node {config.node} is the master, and no slave is in sync with it: "

@@ -90,6 +90,8 @@ class LeaderFlip(Flip):
 
         is_near = self._wait_until(near)
         behind = None if last[0] is None else f"is {last[0]['lag_entries']:,} entries behind"
+        if last[0] is not None and last[0].get("full"):
+            behind = "has a full disk"
         if not is_near:
             raise HastoreError(
                 f"node {self._to} {behind or 'has no link with it'} after {self._timeout_s:g} s; "

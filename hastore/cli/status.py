@@ -614,5 +614,7 @@ def show_slave(node: int, slave: dict[str, Any]) -> None:
         ack, lag = "no report yet", ""  # nobody knows how far it is behind
     if slave["state"] == "NO_LINK":
         ack = f"no link, {ack}"
+    if slave.get("full"):
+        sync += ", its disk is full"
     text = f"node {node} <- {who} ({slave['address']}): {sync}, {ack}{lag}"
     print_text(text, None if slave["in_sync"] else "yellow")

@@ -666,6 +666,7 @@ class DLedgerBackend(BaseBackend):
         lag = max(0, self.store.max_offset - (self.store.min_offset if offset is None else offset))
         linked = one.node in self._driver.links.linked
         near = lag <= config.dledger.max_in_flight_bytes
+        full = linked and one.full
         return {
             "node": one.node,
             "address": config.nodes[one.node].ha if one.node in config.nodes else "",
@@ -674,8 +675,9 @@ class DLedgerBackend(BaseBackend):
             "ack_offset": offset,
             "lag_bytes": lag,
             "lag_entries": one.lag_entries,
-            "in_sync": linked and near and one.state in _STREAMING,
+            "in_sync": linked and near and one.state in _STREAMING and not full,
             "able": one.able,
+            "full": full,
             "classic": False,
             "files_kept": self._retention.keeps_files_for(follower_name(one.node)),
         }

@@ -178,6 +178,8 @@ def _follower(link: Status) -> dict[str, Any]:
     level, text = (GOOD, "in sync") if link.get("in_sync") else (LOOK, "not in sync")
     if link["state"] == "NO_LINK":
         level, text = BAD, "no link"
+    elif link.get("full"):
+        text = "its disk is full"
     elif link.get("waits_for"):
         text = str(link["waits_for"])
     return {
@@ -200,7 +202,10 @@ def _advice(status: Status, not_ready: str | None) -> Iterable[Advice]:
         for one in status.get("unlinked") or ():
             yield Advice(LOOK, f"node {one['node']} does not follow this master", _start(one))
     for one in status["slaves"]:
-        if not one["in_sync"] and one["state"] != "NO_LINK" and one["lag_bytes"]:
+        if one.get("full"):
+            do = "Make room there, and it goes on by itself"
+            yield Advice(LOOK, f"The disk of node {one['node']} is full: it takes nothing.", do)
+        elif not one["in_sync"] and one["state"] != "NO_LINK" and one["lag_bytes"]:
             who = "A RocketMQ slave" if one["node"] is None else f"Node {one['node']}"
             do = "It catches up by itself. If its lag grows, look at its disk and at the network"
             yield Advice(LOOK, f"{who} is {one['lag_bytes']:,} bytes behind.", do)

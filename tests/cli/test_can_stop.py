@@ -10,6 +10,7 @@ from hastore.cli import can_stop
 from hastore.cli.can_stop import verdict
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
+from hastore.config.model import Mode
 from hastore.errors import NotAuthenticatedError
 from hastore.testing import group
 from tests.cli.fake_group import FakeGroup
@@ -141,6 +142,21 @@ def test_a_full_master_is_the_master(configs):
     assert may is False and "has 0 without node 2" in why, "it is the one to flip to"
     may, why = verdict(configs[2], slave(2, 1), {1: master(1, 2, role="ASYNC_MASTER", **full)})
     assert may is True and "waits for no slave" in why
+
+
+def test_only_a_follower_that_could_lead_is_offered_a_transfer(configs):
+    """One whose replay has stopped is in sync, one whose disk is full is not; neither can lead."""
+    config = msgspec.structs.replace(configs[1], mode=Mode.DLEDGER)
+    others = {2: slave(2, 1), 3: slave(3, 1)}
+    leader = master(1, 2, 3, members=[1, 2, 3])
+    blocked, full = leader["slaves"][0], leader["slaves"][1]
+    assert "`hastore dledger transfer -c FILE --to 2`" in verdict(config, leader, others).why
+    blocked["able"] = False
+    assert "`hastore dledger transfer -c FILE --to 3`" in verdict(config, leader, others).why
+    full.update(able=False, in_sync=False)
+    assert "; no follower in sync can take over" in verdict(config, leader, others).why
+    blocked["in_sync"] = False
+    assert "; no follower is in sync" in verdict(config, leader, others).why
 
 
 def test_a_slave_counts_once_its_list_is_in_force(configs):

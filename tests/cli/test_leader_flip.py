@@ -20,7 +20,7 @@ class Trio:
         }  # fmt: skip
         self.files, self.leader, self.members, self.asked = {}, 1, [1, 2, 3], []
         self.alive, self.in_sync, self.hidden = {1, 2, 3}, True, set()
-        self.failure = None
+        self.failure, self.full = None, False
         for number in addresses:
             path = self.files[number] = folder / f"node{number}.yaml"
             settings = {
@@ -32,9 +32,9 @@ class Trio:
     def status(self, config, number, timeout_s):
         if number not in self.alive:
             return None
-        leads = number == self.leader
+        leads, near = number == self.leader, self.in_sync
         slaves = [
-            {"node": n, "in_sync": self.in_sync, "lag_entries": 0 if self.in_sync else 5}
+            {"node": n, "in_sync": self.in_sync, "full": self.full, "lag_entries": 0 if near else 5}
             for n in (1, 2, 3)
             if leads and n != number and n in self.alive
         ]
@@ -92,6 +92,10 @@ def behind(trio):
     trio.in_sync = False
 
 
+def full(trio):
+    trio.in_sync, trio.full = False, True
+
+
 def elsewhere(trio):
     trio.hidden = {1}
 
@@ -100,6 +104,7 @@ def elsewhere(trio):
     ("fault", "code", "text"),
     [(no_member, 2, "the members are 1, 2"), (gone, 1, "start it first"),
      (headless, 1, "no node that answers leads"), (behind, 1, "5 entries behind"),
+     (full, 1, "node 3 has a full disk"),
      (elsewhere, 2, "run `hastore flip -c /elsewhere/node1.yaml --to 3` there")],
 )  # fmt: skip
 def test_what_is_refused_before_anything_is_asked(trio, fault, code, text):

@@ -175,6 +175,10 @@ def test_status_says_why_a_group_has_no_leader(statuses, text):
             {"ack_index": 7, "state": "NO_LINK", "lag_bytes": 9},
             "not in sync, no link, entry 7, 9 bytes behind",
         ),
+        (
+            {"ack_index": 7, "state": "APPEND", "lag_bytes": 9, "full": True},
+            "not in sync, its disk is full, entry 7, 9 bytes behind",
+        ),
     ],
 )
 def test_a_follower_is_shown_with_what_the_leader_knows_of_it(slave, text, capsys):

@@ -225,6 +225,24 @@ def test_a_cut_while_retention_or_the_status_looks_at_the_followers_ends_no_thre
             monkeypatch.undo()
 
 
+def test_a_follower_with_a_full_disk_is_not_in_sync(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no entry: a put that waits for it waits in vain, however little it lacks."""
+    with running(DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)) as node:
+        end, links = node.store.end_index, node.driver.links
+        for full in (False, True):
+            followers = [FollowerStatus(2, "APPEND", end, 0, able=not full, full=full)]
+            monkeypatch.setattr(node.driver, "followers", partial(list, followers))
+            for linked in (set(), {2}):
+                monkeypatch.setattr(type(links), "linked", linked)
+                (one,) = node.backend.status()["slaves"]
+                assert one["in_sync"] is bool(linked and not full), one
+                assert one["full"] is bool(linked and full)
+        assert node.backend.reading_nodes() == []
+        monkeypatch.undo()
+
+
 def test_the_next_offset_of_a_quiet_queue_outlives_retention(tmp_path: pathlib.Path) -> None:
     retention = RetentionConfig(max_size_bytes=65536, check_interval_ms=10)
     config = group_of_one(tmp_path / "s", retention=retention)

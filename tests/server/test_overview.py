@@ -103,6 +103,14 @@ def test_a_slave_behind_and_a_rocketmq_slave() -> None:
     assert row(found, None)["role"] == "RocketMQ slave" and row(found, None)["api"] == "10.0.0.9:4"
 
 
+def test_a_follower_with_a_full_disk_does_not_catch_up_by_itself() -> None:
+    full = SLAVE | {"ack_index": 5, "in_sync": False, "able": False, "full": True}
+    found = seen(LEADER | {"slaves": [full]})
+    assert (row(found, 2)["level"], row(found, 2)["state"]) == ("look", "its disk is full")
+    assert "look: The disk of node 2 is full: it takes nothing. Make room" in str(texts(found))
+    assert "catches up" not in str(texts(found))
+
+
 def test_a_slave_shows_what_it_knows() -> None:
     found = seen(OF_SLAVE)
     follows = "Node 1 is the master; this node follows it."

@@ -245,6 +245,12 @@ class DLedgerCore:
         return {peer for peer, one in followers.items() if one.able and not one.full}
 
     @property
+    def full_nodes(self) -> set[int]:
+        """On a leader: the nodes that take no entries, as their disks are full; perhaps itself."""
+        found = {peer for peer, one in self._leader.dispatchers.items() if one.full}
+        return found | {self.node} if self._state.disk_full else found
+
+    @property
     def refusals_to_lead(self) -> dict[int, str]:
         """On a leader: why followers cannot take over now; who is not there can."""
         return self._leader.refusals(self._now_ms)

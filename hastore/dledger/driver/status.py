@@ -24,6 +24,7 @@ class FollowerStatus:
     index: int
     lag_entries: int
     able: bool  # whether it could serve as leader: its disk has room, and its replay goes on
+    full: bool = False  # its disk has no room: it takes no entries
     is_learner: bool = False
     waits_for: str | None = None  # why a learner is not made a member now
 
@@ -33,7 +34,8 @@ def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
     if core is None or core.role is not Role.LEADER:
         return []
     marks: Mapping[int, int] = core.water_marks
-    end, able, learners = core.ledger_end_index, core.able_followers, core.group.learners
+    end, learners = core.ledger_end_index, core.group.learners
+    able, full = core.able_followers, core.full_nodes
     return [
         FollowerStatus(
             peer,
@@ -41,6 +43,7 @@ def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
             marks.get(peer, NO_ANSWER),
             end - marks.get(peer, NO_ANSWER),
             peer in able,
+            peer in full,
             peer in learners,
             core.learner_waits(peer) if peer in learners else None,
         )
@@ -182,6 +185,13 @@ def problems_of(core: DLedgerCore | None, links: list[PeerStatus]) -> list[str]:
             found.append(f"the replay of this leader has stopped: {_who_takes_over(core)}")
         else:
             found.append("replay has stopped: this node leads only if no other member can")
+    if core is not None and core.role is Role.LEADER:
+        full = core.full_nodes.intersection(core.members)
+        if full != {core.node} and 2 * len(full) >= len(core.members):
+            found.append(
+                "no majority of the members has room, so puts are not confirmed: make room on the "
+                f"disk of node {listed(full)}"
+            )
     found += [
         f"no link to node {one.node}: {one.problem}"
         for one in links

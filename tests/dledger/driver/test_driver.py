@@ -389,6 +389,34 @@ def test_a_leader_with_a_full_disk_yields(group, monkeypatch):
     group.settled()
 
 
+def test_a_leader_knows_whose_disk_is_full_and_when_no_majority_has_room(group, monkeypatch):
+    leader = group.put(b"x")
+    followers = [node for node in group.running if node is not leader]
+    followed(leader)
+
+    def full(*_args):
+        raise StoreFullError("no room")
+
+    def known():
+        return {one.node for one in leader.driver.followers() if one.full}
+
+    def told():
+        return [one for one in leader.driver.problems() if "no majority of the members" in one]
+
+    monkeypatch.setattr(LogStore, "free_bytes", lambda self: 0)
+    monkeypatch.setattr(followers[0].store, "append_taken", full)
+    leader.put_confirmed(b"y")
+    wait_for(lambda: known() == {followers[0].number}, "one is full")
+    assert told() == []
+    monkeypatch.setattr(followers[1].store, "append_taken", full)
+    leader.put(b"z")
+    wait_for(lambda: len(known()) == 2, "both are full")
+    assert f"disk of node {followers[0].number}, {followers[1].number}" in told()[0]
+    monkeypatch.undo()
+    wait_for(lambda: known() == set() and told() == [], "there is room again")
+    equal_logs(group)
+
+
 def test_an_install_inside_a_file_ends_its_link_and_not_the_node(group):
     leader = group.put(b"x")
     follower = next(node for node in group.running if node is not leader)
