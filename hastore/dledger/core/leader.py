@@ -397,8 +397,11 @@ class Leader:
 
     def refusals(self, now_ms: float) -> dict[int, str]:
         """Return why followers cannot take over now; who is not there can."""
+        running = self.transfer.running
         found = {
-            peer: self.transfer.refusal(peer, one, now_ms) for peer, one in self.dispatchers.items()
+            peer: self.transfer.refusal(peer, one, now_ms)
+            for peer, one in self.dispatchers.items()
+            if running is None or peer != running.to
         }
         return {peer: reason for peer, reason in found.items() if reason is not None}
 

@@ -403,6 +403,11 @@ class DiskRoom:
         """Whether the disk counts as full."""
         return self._failure is not None
 
+    @property
+    def failure(self) -> str | None:
+        """What found no room, and where; None while the disk does not count as full."""
+        return self._failure
+
     def note(self, failure: Exception) -> bool:
         """Note a failure; return whether the disk counts as full only since then."""
         is_new = not self.full and (

@@ -280,7 +280,7 @@ class DLedgerDriver(Service):
             return "the node is shutting down", _NOT_WRITABLE
         if core is None:
             return self.waits or "the node starts", _NOT_WRITABLE
-        refused = refusal_of(core)
+        refused = refusal_of(core, self._room.failure)
         if refused is not None:
             return refused
         if self._waits.open_term != core.term:

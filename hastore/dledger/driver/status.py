@@ -77,8 +77,11 @@ def removed_text(node: int, removed: MemberList) -> str:
     )
 
 
-def refusal_of(core: DLedgerCore) -> tuple[str, Status] | None:
-    """Return why the core takes no put now, and the status of the refusal; None if it takes it."""
+def refusal_of(core: DLedgerCore, full_because: str | None) -> tuple[str, Status] | None:
+    """Return why the core takes no put now, and the status of the refusal; None if it takes it.
+
+    `full_because` is what found no room, if the disk is full.
+    """
     code = core.refusal()
     if code is None:
         return None
@@ -96,8 +99,8 @@ def refusal_of(core: DLedgerCore) -> tuple[str, Status] | None:
     if code == Code.LEADER_PENDING_FULL.name:
         return f"{code}: {core.waiting_entries} entries wait for a majority", Status.BUSY
     if code == Code.DISK_FULL.name:
-        text = f"{code}: another node becomes the leader"
-        return text, Status.SERVICE_NOT_AVAILABLE
+        what = f"{code}: {full_because or 'the disk is full'}"
+        return f"{what}; {_who_takes_over(core)}", Status.SERVICE_NOT_AVAILABLE
     return f"{code}: the leadership is being handed over", Status.SERVICE_NOT_AVAILABLE
 
 

@@ -96,6 +96,8 @@ def test_a_put_is_refused_on_a_full_disk():
     core = make_leader()
     core.step(DiskFull(1_000.0, True))
     assert core.refusal() == "DISK_FULL"
+    assert list(core.refusals_to_lead.values()) == ["a transfer to node 2 is under way"]
+    assert core.refusals_to_lead.keys() == {3}, "node 2 takes over"
     core = elect(start())
     core.step(DiskFull(1_000.0, True))  # nobody can take over yet
     core.step(DiskFull(1_000.0, False))

@@ -417,6 +417,32 @@ def test_a_leader_knows_whose_disk_is_full_and_when_no_majority_has_room(group, 
     equal_logs(group)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_leader_with_a_full_disk_says_so_if_nobody_can_take_over(tmp_path, monkeypatch, count):
+    def full(*_args):
+        raise StoreFullError("/s/commitlog: no room")
+
+    with running_group(tmp_path, count) as group:
+        leader = group.put(b"x")
+        followed(leader)
+        followers = [node for node in group.running if node is not leader]
+        monkeypatch.setattr(LogStore, "free_bytes", lambda self: 0)
+        for node in followers:
+            monkeypatch.setattr(node.store, "append_taken", full)
+        leader.put(b"y")
+        wait_for(lambda: all(one.full for one in leader.driver.followers()), "they are full")
+        monkeypatch.setattr(leader.store, "put", full)
+        with pytest.raises(StoreFullError):
+            leader.put(b"z")
+        said = ["DISK_FULL: /s/commitlog: no room", "no other member can take over"]
+        said += [f"the disk of node {node.number} is full" for node in followers]
+        with pytest.raises(NotStoredError) as refused:
+            leader.put(b"z")
+        assert str(refused.value) == "; ".join(said)
+        monkeypatch.undo()
+        group.put(b"goes on")
+
+
 def test_an_install_inside_a_file_ends_its_link_and_not_the_node(group):
     leader = group.put(b"x")
     follower = next(node for node in group.running if node is not leader)
