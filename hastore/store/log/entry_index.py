@@ -84,6 +84,7 @@ class EntryIndex:
         self._kept_from = 0  # the index of the first unit in memory
         self._written = 0  # units below are in the files
         self._synced = 0  # units below are on the disk
+        self._loaded_from: int | None = None  # the first unit that was written before `adopt`
         self._files: dict[int, File] = {}
         self._new_names = False
         self._removals = 0  # how often entries were cut or removed
@@ -364,6 +365,8 @@ class EntryIndex:
         """
         with self._writing:
             self._write_at(index * _UNIT, bytes(units))
+            before = self._loaded_from
+            self._loaded_from = index if before is None else min(before, index)
 
     def adopt(self, begin: tuple[int, int, int], end_index: int, units: bytearray) -> None:
         """Begin with what the files have: all units up to `end_index`, of which `units` are last.
@@ -378,7 +381,9 @@ class EntryIndex:
             self._kept = bytearray(keep)
             self._kept_from = end_index + 1 - len(keep) // _UNIT
             self._written = end_index + 1
-            self._synced = min(self.state.now.synced_index, end_index + 1)
+            synced = min(self.state.now.synced_index, end_index + 1)
+            # What was written just now is not on the disk, also if it was once.
+            self._synced = synced if self._loaded_from is None else min(synced, self._loaded_from)
             self._clear_from(end_index + 1)
         self.terms = self._find_terms()
 

@@ -9,7 +9,7 @@ import pytest
 from hastore.config.model import Flush, RetentionConfig
 from hastore.dledger.core.events import HardState
 from hastore.errors import ProtocolError, StoreBrokenError
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL, RealFile
 from hastore.fs.memory import MemoryFileSystem
 from hastore.record.log_format import pack_header
 from hastore.service import raise_failure
@@ -277,6 +277,22 @@ def test_an_index_that_lacks_or_contradicts_entries_is_written_anew(tmp_path, ki
         assert again.log_state() == state
         again.flush()
         assert index_of(again) == index
+
+
+def test_an_index_that_is_written_anew_is_synced_anew(tmp_path, monkeypatch):
+    """Units that are not on the disk must not count as synced: the next start would trust them."""
+    with opened(tmp_path, commitlog_file_size=1 << 20) as store:
+        put(store, 1, *(message(number) for number in range(600)))
+        folder = Path(store.messages.directory) / "index"
+    assert EntryState(REAL, str(tmp_path)).load().synced_index == 600
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) > 2
+    shutil.rmtree(folder)
+    synced, real = set(), RealFile.sync
+    monkeypatch.setattr(RealFile, "sync", lambda file: synced.add(file.path) or real(file))
+    with opened(tmp_path, commitlog_file_size=1 << 20):
+        pass
+    assert {str(folder / name) for name in names} <= synced
 
 
 def test_a_part_of_the_index_that_a_power_loss_took_is_written_anew(tmp_path, monkeypatch):
