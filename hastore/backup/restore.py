@@ -19,7 +19,7 @@ mode dledger      It starts as after a lost disk, under its number: it does not 
 
 Everything is made in `restoring.tmp` in the store's folder. At the end the folder `hastore` is
 moved to its place, then the log. A crash leaves nothing that a node would start with: it refuses a
-store whose `hastore/limits` names bytes that are not there.
+store with this folder until the log is in place (store/state/marker_files.py).
 """
 
 import contextlib
@@ -43,10 +43,10 @@ from hastore.ha.rules.epochs import keep_until, last_epoch
 from hastore.record.log_format import EntryChain
 from hastore.store.state.entry_state import EntryFacts, EntryState
 from hastore.store.state.limits import Limits, LimitsPage
-from hastore.store.state.marker_files import LockFile, ledger_name
+from hastore.store.state.marker_files import RESTORING, LockFile, ledger_name
 from hastore.store.state.replay_progress import read_boot_id
 
-STAGING = "restoring.tmp"
+STAGING = RESTORING
 _LATER_TERMS = 1 << 16  # more promotions or elections than an old life has after its backup
 _REPLACED_MAX = 8
 _IGNORED = ("lock", "lost+found", STAGING)
@@ -203,6 +203,9 @@ class _Restore:
         """
         fs, root = self._fs, self._root
         there = [name for name in fs.list_dir(root) if name not in _IGNORED]
+        if self._log in there and self._is_of_a_refused_start():
+            fs.remove_tree(f"{root}/{self._log}")
+            there.remove(self._log)
         if fs.exists(self._staging) and {"hastore", "config"}.issuperset(there):
             for name in (*there, STAGING):
                 fs.remove_tree(f"{root}/{name}")
@@ -212,6 +215,15 @@ class _Restore:
                 f"{root} is not empty, it has {there[0]}: a backup is restored into an empty"
                 " store.root; move away what is there"
             )
+
+    def _is_of_a_refused_start(self) -> bool:
+        """Whether the log is an empty one of a node that found `hastore` in its place, but no log.
+
+        Earlier versions made the folder before they refused the start.
+        """
+        fs, left = self._fs, self._fs.list_dir(self._staging)
+        moved = self._log in left and "hastore" not in left
+        return moved and not self._dledger and not fs.list_dir(f"{self._root}/{self._log}")
 
     def _require_room(self) -> None:
         size = self._config.store.commitlog_file_size

@@ -36,7 +36,12 @@ from hastore.security.tls_contexts import NodeTls
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.state.entry_state import EntryState
 from hastore.store.state.limits import read_limits
-from hastore.store.state.marker_files import is_store_name, ledger_name, other_log_problem
+from hastore.store.state.marker_files import (
+    is_store_name,
+    ledger_name,
+    other_log_problem,
+    restore_problem,
+)
 
 
 def ask_peer(config: Config, node: int, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
@@ -252,7 +257,11 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
         yield Finding("store", Severity.BAD, text)
         return
     state = "exists" if folder == root else "is created at the first start"
-    problem = other_log_problem(REAL, root, config.mode, config.node) or _file_size_problem(config)
+    problem = (
+        restore_problem(REAL, root)
+        or other_log_problem(REAL, root, config.mode, config.node)
+        or _file_size_problem(config)
+    )
     yield Finding("store", Severity.BAD if problem else Severity.GOOD, problem or f"{root} {state}")
     if folder == root:
         yield _privacy(config)

@@ -65,7 +65,7 @@ from hastore.server.transaction_hold import TransactionHold
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
 from hastore.store.log_store import LogStore
-from hastore.store.state.marker_files import other_log_problem
+from hastore.store.state.marker_files import other_log_problem, restore_problem
 
 if TYPE_CHECKING:
     from hastore.dledger.links.peer_links import PeerLinks
@@ -249,7 +249,10 @@ class BaseNode:
         try:
             store.lock()  # before node.json is read: another process may write it
             try:
-                problem = other_log_problem(self._fs, config.store.root, config.mode, config.node)
+                problem = restore_problem(self._fs, config.store.root)
+                if problem is None:
+                    root, mode = config.store.root, config.mode
+                    problem = other_log_problem(self._fs, root, mode, config.node)
                 if problem is not None:  # this node would ignore that log in silence
                     raise StoreError(problem)
                 self.state.load(config.node, config.cluster, config.group)

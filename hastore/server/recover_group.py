@@ -29,6 +29,7 @@ from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.ha.node.node_state import NodeState
 from hastore.protocol.dledger import MemberSet
 from hastore.server.base_node import store_host
+from hastore.store.state.marker_files import restore_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,9 @@ def recover_group(config: Config, *, unsafe: bool) -> GroupRecovery:
     try:
         store.messages.lock()  # before node.json is read: a running node may write it
         try:
+            problem = restore_problem(fs, root)
+            if problem is not None:
+                raise StoreError(problem)
             state.load(config.node, config.cluster, config.group)
             store.open()
         except BaseException:

@@ -20,6 +20,7 @@ from hastore.errors import (
 from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.ha.master.group_transfer import Need
 from hastore.ha.rules.epochs import epoch_node, last_epoch
+from hastore.store.state.marker_files import restore_problem
 from tests.backup.kit import (
     FILE_SIZE,
     Group,
@@ -391,17 +392,39 @@ def test_a_crash_leaves_no_store_that_a_node_would_start_with(trio, place):
         except Crash:
             steps += 1
         there = REAL.list_dir(root)
-        if "commitlog" in there:  # it was put in place, and has all
+        in_place = "commitlog" in there
+        refused = restore_problem(REAL, root) is not None
+        assert refused == (STAGING in there and not in_place), (steps, there)
+        if in_place:  # it was put in place, and has all
             assert "hastore" in there
             assert not REAL.exists(f"{root}/{STAGING}") or not REAL.list_dir(f"{root}/{STAGING}")
             break
         if "hastore" in there:
             with pytest.raises(StoreBrokenError, match="no file is there"):
                 HaNode(config, None)
-            REAL.remove_tree(f"{root}/commitlog")  # an empty one, which the start has made
+            assert REAL.list_dir(f"{root}/commitlog") == []  # which the start has made
     assert steps > 10
     node = group.start(3, role=Role.SLAVE)
     assert node.bytes() == slave.bytes(0, manifest.end_offset)
+
+
+def test_a_node_that_began_beside_what_a_restore_left_is_let_be(trio, place):
+    """Earlier versions started there, and what they have acknowledged is in the log."""
+    group, master, slave = trio
+    master.put(b"one")
+    in_step(master, slave)
+    take(slave.config, place)
+    config = as_slave(group.config(3))
+    root = config.store.root
+    REAL.make_dirs(f"{root}/{STAGING}/commitlog")
+    assert "give `hastore restore` again" in str(restore_problem(REAL, root))
+    for name in ("hastore", "commitlog"):
+        REAL.make_dirs(f"{root}/{name}")
+    REAL.replace_bytes(f"{root}/commitlog/{0:020}", b"acknowledged")
+    assert restore_problem(REAL, root) is None
+    with pytest.raises(UsageError, match="is not empty, it has commitlog"):
+        restore(config, place)
+    assert REAL.read_bytes(f"{root}/commitlog/{0:020}") == b"acknowledged"
 
 
 def test_a_full_disk(trio, place):

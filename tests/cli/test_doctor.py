@@ -48,6 +48,13 @@ def test_another_size_of_the_log_files(node):
     assert "store.commitlog_file_size is 131072" in finding.text
 
 
+def test_the_place_of_a_broken_off_restore(node):
+    shutil.rmtree(node.store / "dledger-n1")
+    (node.store / "restoring.tmp").mkdir()
+    finding = found(node, "store")
+    assert finding.verdict is Severity.BAD and "give `hastore restore` again" in finding.text
+
+
 def test_a_store_that_other_users_may_read(node):
     assert found(node, "privacy").verdict is Severity.GOOD
     log = node.store / "dledger-n1"

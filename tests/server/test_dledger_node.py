@@ -278,6 +278,20 @@ def test_a_store_of_the_other_mode_is_refused(tmp_path: pathlib.Path) -> None:
         pass
 
 
+def test_the_place_of_a_broken_off_restore_is_refused(tmp_path: pathlib.Path) -> None:
+    """A node began an empty log there, and acknowledged messages; a restore refused it then."""
+    (tmp_path / "s" / "restoring.tmp" / "hastore").mkdir(parents=True)
+    config = group_of_one(tmp_path / "s")
+    for node in (Node(config_of(tmp_path / "s"), lambda: None), DLedgerNode(config, lambda: None)):
+        with pytest.raises(StoreError, match="give `hastore restore` again"):
+            node.start()
+        assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock", "restoring.tmp"]
+    (tmp_path / "s" / "hastore").mkdir()
+    (tmp_path / "s" / "hastore" / "node.json").write_text("{}")
+    with pytest.raises(StoreError, match="give `hastore restore` again"):
+        recover_group(config, unsafe=True)
+
+
 def test_a_recovery_tells_the_term_of_the_last_entry_not_of_the_last_vote(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -1,4 +1,4 @@
-"""RocketMQ's small files beside a log: `abort`, `lock` and `checkpoint`; a log of the other mode.
+"""RocketMQ's small files beside a log: `abort`, `lock` and `checkpoint`; what forbids a start.
 
 abort        exists from a start until a clean stop, for hastore and RocketMQ
 lock         locked by the process that has the store open; excludes other hastore processes and
@@ -158,6 +158,7 @@ class CheckpointFile:
 
 _CLASSIC_LOG = "commitlog"
 DLEDGER_LOG = "dledger-"  # the beginning of the name
+RESTORING = "restoring.tmp"  # where `hastore restore` makes a store, before it moves it in place
 
 
 def ledger_name(node: int) -> str:
@@ -195,3 +196,22 @@ def other_log_problem(fs: FileSystem, root: str, mode: Mode, node: int) -> str |
                     " store.root"
                 )
     return None
+
+
+def restore_problem(fs: FileSystem, root: str) -> str | None:
+    """Return why no node must open the store at `root`: a restore has not put its log in place.
+
+    The node would begin an empty log, in the place of what was to be restored.
+    """
+    if not fs.exists(f"{root}/{RESTORING}"):
+        return None
+    left = fs.list_dir(f"{root}/{RESTORING}")
+    for name in fs.list_dir(root):
+        if name == _CLASSIC_LOG or name.startswith(DLEDGER_LOG):
+            data = f"{root}/{name}" if name == _CLASSIC_LOG else f"{root}/{name}/data"
+            if not left or fs.list_dir(data):
+                return None  # it is the last thing that is moved, or a node has run there since
+    return (
+        f"{root}: a restore was broken off there: give `hastore restore` again; or, for a node that"
+        " is to begin without the backup, empty the folder"
+    )
