@@ -62,16 +62,30 @@ def read_manifests(
 
 
 def find_backup(target: Target, number: int | None = None) -> Manifest:
-    """Return a backup in a target, or the newest one. Raises UsageError if it is not there."""
+    """Return a backup in a target, or the newest one. Raises UsageError if it is not there.
+
+    Raises StoreBrokenError if its manifest cannot be read: an older backup is not taken for it.
+    """
     found, bad = read_manifests(target, target.objects())
+    newest = max((name for name in bad), default="", key=lambda name: number_of(name) or 0)
+    if number is None and newest and (not found or (number_of(newest) or 0) > found[0].number):
+        raise StoreBrokenError(
+            f"{target.name}/{newest}, the newest backup, cannot be read: {bad[newest]};"
+            + (f" give --backup {found[0].number} to use the one before" if found else
+               " take another one, into a new target")
+        )  # fmt: skip
     for one in found:
         if number in (None, one.number):
             return one
-    why = "".join(f"; {name} counts as none: {text}" for name, text in bad.items())
     if number is None:
-        raise UsageError(f"{target.name} has no backup{why}")
+        raise UsageError(f"{target.name} has no backup")
     there = ", ".join(str(one.number) for one in reversed(found)) or "none"
-    raise UsageError(f"{target.name} has no backup {number}; there are {there}{why}")
+    if manifest_name(number) in bad:
+        raise StoreBrokenError(
+            f"{target.name}: backup {number} cannot be read: {bad[manifest_name(number)]}; use"
+            f" another one, there are {there}"
+        )
+    raise UsageError(f"{target.name} has no backup {number}; there are {there}")
 
 
 def read_partial(target: Target, names: Mapping[str, int]) -> Manifest | None:

@@ -10,7 +10,8 @@ name the same pieces. A manifest is JSON:
 
     {"manifest": {...}, "xxh3_128": "<of the bytes of the object, as they stand there>"}
 
-One that is torn, or not there, is no backup: then the one before it is the newest.
+One that is torn is no backup. It is the newest one all the same: the one before it is restored only
+if its number is given.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hastore.backup.backups import find_backup, read_manifests, verify_backup
-from hastore.backup.manifest import Manifest
+from hastore.backup.manifest import Manifest, number_of
 from hastore.backup.restore import check_restore, restore_store
 from hastore.backup.source import Source
 from hastore.backup.take import Pace, take_backup
@@ -122,29 +122,37 @@ def take_command(
     "max_age_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Exit code 4 if the newest backup is older, or there is none; for checks.",
+    help="Exit code 4 if the newest backup is older, or unreadable, or there is none; for checks.",
 )
 @with_json
 def list_command(place: str, max_age_s: float | None, as_json: bool) -> int:
-    """Show the backups in TARGET, the newest first."""
+    """Show the backups in TARGET, the newest first; exit code 3 if one of them cannot be read."""
     target = open_target(place)
     found, bad = read_manifests(target, target.objects())
-    for one in found:
-        if as_json:
+    numbers = {number_of(name) or 0: name for name in bad}
+    there = {one.number: one for one in found}
+    for number in sorted({*there, *numbers}, reverse=True):
+        one = there.get(number)
+        if one is None:
+            name = numbers[number]
+            if as_json:
+                print_json({"backup": number, "manifest": name, "unreadable": bad[name]})
+            print_note(f"{name} is no backup: {bad[name]}")
+        elif as_json:
             print_json(_as_dict(one))
         else:
             print_text(
                 f"backup {one.number}: {_time(one.made_ms)}, node {one.node.node} of"
                 f" {one.node.cluster}/{one.node.group}, {_range(one)}"
             )
-    for name, why in bad.items():
-        print_note(f"{name} is no backup: {why}")
     if not found and not as_json:
         print_text(f"{target.name} has no backup")
+    code = STORE if bad else DONE
     if max_age_s is None:
-        return DONE
+        return code
     age_s = (SYSTEM_CLOCK.wall_ms() - found[0].made_ms) / 1000 if found else math.inf
-    return DIFFER if age_s > max_age_s else DONE
+    newest_is_bad = max(numbers, default=0) > (found[0].number if found else 0)
+    return DIFFER if age_s > max_age_s or newest_is_bad else code
 
 
 @backup_group.command("verify", short_help="Check a backup wholly.")

@@ -63,6 +63,32 @@ def test_take_list_and_verify(files):
     assert hastore("backup", "verify", place, "--backup", "9").returncode == 2
 
 
+def test_a_newest_backup_that_cannot_be_read_is_not_passed_over(files, tmp_path, monkeypatch):
+    """The one before was called whole, and restored, though nobody had asked for an older one."""
+    monkeypatch.setattr("hastore.cli.backup.ANSWER_S", 0.001)  # nobody listens there
+    file, place = files
+    for _ in range(2):
+        hastore("backup", "take", "-c", file, place)
+    scribble(f"{place}/manifests/00000002.json", 50, b"?")
+    new = write_file(tmp_path / "2.yaml", 2, [2], tmp_path / "node2", **ALONE)
+    restore = ("restore", place, "-c", new, "--as-only", "--accept-loss")
+    for command in (("backup", "verify", place, "--json"), ("restore", place), restore):
+        done = hastore(*command)
+        assert (done.returncode, done.stdout) == (3, ""), command
+        assert "give --backup 1 to use the one before" in done.stderr
+    listed = hastore("backup", "list", place, "--json")
+    bad, good = (json.loads(line) for line in listed.stdout.splitlines())
+    assert listed.returncode == 3 and good["backup"] == 1
+    assert (bad["backup"], bad["manifest"]) == (2, "manifests/00000002.json") and bad["unreadable"]
+    assert hastore("backup", "list", place, "--max-age", "3600").returncode == 4
+    assert hastore("backup", "verify", place, "--backup", "2").returncode == 3
+    assert hastore("backup", "verify", place, "--backup", "1").returncode == 0
+    assert hastore(*restore, "--backup", "1").returncode == 0
+    hastore("backup", "take", "-c", file, place)  # a newer one is whole
+    assert hastore("backup", "verify", place).returncode == 0
+    assert hastore("backup", "list", place, "--max-age", "3600").returncode == 3
+
+
 def test_the_first_look_changes_nothing(files, tmp_path):
     file, place = files
     hastore("backup", "take", "-c", file, place)

@@ -94,7 +94,8 @@ def test_a_manifest_names_nothing_outside_its_folders(node, place):
         piece = msgspec.structs.replace(manifest.log[0], name=name)
         wrong = msgspec.structs.replace(manifest, number=2, log=(piece,))
         (place / "manifests" / "00000002.json").write_bytes(encode_manifest(wrong))
-        assert find_backup(open_target(str(place))).number == 1
+        with pytest.raises(StoreBrokenError, match="it names"):
+            find_backup(open_target(str(place)))
 
 
 def test_old_backups_go_with_what_only_they_need(node, place):
@@ -221,7 +222,7 @@ def test_a_full_disk_at_the_target(node, place, monkeypatch):
     assert manifests(place) == [1]
 
 
-def test_a_torn_manifest_is_no_backup(node, place):
+def test_a_torn_manifest_is_no_backup_and_none_before_it_is_taken_for_it(node, place):
     take(node.config, place)
     node.put(b"more")
     taken = take(node.config, place)
@@ -229,7 +230,10 @@ def test_a_torn_manifest_is_no_backup(node, place):
     whole = path.read_bytes()
     for torn in (whole[:-2], whole[: len(whole) // 2], b"", whole.replace(b":2,", b":3,", 1)):
         path.write_bytes(torn)
-        assert find_backup(open_target(str(place))).number == 1
+        for number in (None, 2):
+            with pytest.raises(StoreBrokenError, match="cannot be read"):
+                find_backup(open_target(str(place)), number)
+        assert find_backup(open_target(str(place)), 1).number == 1
     # It keeps its number, and what it may need is not removed.
     assert take(node.config, place).manifest.number == 3
     path.write_bytes(whole)

@@ -50,7 +50,7 @@ REMEDY = re.compile(
 )
 # Of these the remedy is in a value, or there is nothing to do.
 NO_REMEDY = (
-    "\0 (nothing was changed)", "\0\0 (nothing was changed)", "\0 has no backup\0",
+    "\0 (nothing was changed)", "\0\0 (nothing was changed)", "\0 has no backup",
     "the demo was stopped by \0", "nothing was changed",
     "\0 does not answer; \0, which the node takes when it \0", "\0 has not become \0: \0; \0",
     "\0 does not exist, so store.root is another folder here; \0",
