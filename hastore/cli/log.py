@@ -63,7 +63,9 @@ def dump_command(
     (`body_base64`) when it is not UTF-8. It ends before damage, with exit code 3.
     """
     synced, code = _synced_end(path), DONE  # before the dump: a node may append meanwhile
-    stop = inspect.begin_of(path) if start is None else None
+    stop = inspect.begin_of(path)
+    if start is not None and stop is not None and start > stop:
+        stop = None  # it may lie inside a record
     for entry in inspect.dump(path, start, end, bodies=bodies):
         # Only of the first one, since the others are adjacent; retention may have moved the begin.
         if stop is not None and inspect.place_of(entry) > stop == inspect.begin_of(path):
@@ -98,9 +100,11 @@ def _damage_text(path: str, stop: int, end: int | None, synced: int | None) -> s
     """Say that the log goes on beyond `stop`, where no record begins; None if it ends there."""
     if end is not None and stop >= end or synced is not None and stop >= synced:
         return None
-    if next(inspect.dump(path, stop, end), None) is not None:
+    following = next(inspect.dump(path, stop, end), None)
+    if following is not None and inspect.place_of(following) == stop:
         return None  # it was appended meanwhile
-    following = next(inspect.dump(path, stop + 1, end), None)
+    if following is None:
+        following = next(inspect.dump(path, stop + 1, end), None)
     if following is None and synced is None:
         return None
     text = f"{path}: no record at offset {stop}: the log is damaged there"

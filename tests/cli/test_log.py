@@ -9,6 +9,8 @@ import shutil
 import pytest
 
 from tests.cli.kit import hastore
+from tests.dledger.store.kit import opened as entries_opened
+from tests.dledger.store.kit import put as put_entries
 from tests.store.kit import message, opened, put
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "three-files"
@@ -150,6 +152,57 @@ def test_a_dump_of_a_log_whose_first_record_is_damaged_says_so(tmp_path, kind):
     (tmp_path / "empty" / "commitlog").mkdir(parents=True)
     (tmp_path / "empty" / "commitlog" / file.name).write_bytes(bytes(1000))
     assert hastore("log", "dump", "--store", str(tmp_path / "empty")).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["hastore", "rocketmq", "entries"])
+def test_a_log_whose_first_sector_is_lost_is_damaged(tmp_path, kind):
+    """A sector that is lost reads as zeros, as what lies before the begin after a resync does."""
+    store, folder = tmp_path / "store", "commitlog"
+    if kind == "hastore":
+        with opened(store) as one:
+            put(one, *(message(number) for number in range(20)))
+    elif kind == "entries":
+        folder = "dledger-n1/data"
+        with entries_opened(store) as one:
+            put_entries(one, 1, *(message(number) for number in range(20)))
+            one.flush()
+    else:
+        shutil.copytree(GOLDEN, store)
+    rows = [json.loads(line) for line in hastore("log", "dump", "--store", str(store),
+                                                 "--json").stdout.splitlines()]  # fmt: skip
+    with open(store / folder / f"{0:020}", "r+b") as file:
+        file.write(bytes(600))
+    places = [row["pos"] if kind == "entries" else row["offset"] for row in rows]
+    following = min(place for place in places if place >= 600)
+    for root in (store, store / "dledger-n1") if kind == "entries" else (store,):
+        done = hastore("log", "verify", "--store", str(root), "--json")
+        found = json.loads(done.stdout)
+        assert done.returncode == 3 and found["min_offset"] == 0
+        (damage,) = found["damages"]
+        assert (damage["offset"], damage["end_offset"]) == (0, following)
+        assert found["records"] == sum(
+            place >= following and not row.get("blank")
+            for place, row in zip(places, rows, strict=True)
+        )
+    for start in ((), ("--from", "0")):
+        done = hastore("log", "dump", "--store", str(store), *start)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert f"--from {following} has the rest" in done.stderr
+
+
+def test_a_log_that_begins_inside_a_file_is_sound(tmp_path):
+    with opened(tmp_path) as store:
+        store.begin_at(1000)
+        put(store, *(message(number) for number in range(3)))
+    done = hastore("log", "verify", "--store", str(tmp_path), "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["min_offset"] == 1000
+    done = hastore("log", "dump", "--store", str(tmp_path))
+    assert (done.returncode, done.stdout.count("blank"), done.stderr) == (0, 0, "")
+    with open(tmp_path / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(1000)
+        file.write(bytes(50))
+    assert hastore("log", "verify", "--store", str(tmp_path)).returncode == 3
+    assert hastore("log", "dump", "--store", str(tmp_path)).returncode == 3
 
 
 def test_dump_shows_bodies_and_reads_a_folder_of_files(tmp_path):

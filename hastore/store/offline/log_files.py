@@ -10,6 +10,7 @@ its entries are known to be committed.
 """
 
 import mmap
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -35,6 +36,7 @@ from hastore.record.log_format import (
     read_header,
     unpack_unit,
 )
+from hastore.store.state.limits import read_limits
 from hastore.store.state.marker_files import DLEDGER_LOG
 
 _MAX_BYTES = 4096
@@ -284,10 +286,14 @@ class LogFiles:
     def first_record_start(self, files: Sequence[LogFile]) -> int:
         """Return where the log of `files` begins: usually at the start of the first file.
 
-        After a resync it begins inside the first file, after zeros. A tail in `rescued/` begins at
-        the offset in its folder's name, or at the first record after it.
+        After a resync it begins inside the first file, after zeros: the limits page says where. A
+        tail in `rescued/` begins at the offset in its folder's name, or at the first record after
+        it.
         """
         first, form = files[0], self.form
+        known = self._known_begin(files)
+        if known is not None:
+            return known
         data = self.view(first)
         for offset in self._begins_of(first):
             at = offset - first.start
@@ -304,17 +310,41 @@ class LogFiles:
         return first.start
 
     def stated_begin(self) -> int | None:
-        """Return where a plain log must begin, by the folder's name, or because something is there.
+        """Return where the log must begin, by the limits page or by the folder's name, or because
+        something is there.
 
-        None: nothing says it, as after a resync, or in a log of entries.
+        None: nothing says it, as of a log of entries outside of its store.
         """
         files = self.list()
-        if not files or self.form.lead:
-            return None
+        known = self._known_begin(files) if files else None
+        if known is not None or not files or self.form.lead:
+            return known
         begins = self._begins_of(files[0])
         if self.is_bare and len(begins) > 1:
             return begins[0]
         return files[0].start if any(self.view(files[0])[:MIN_RECORD_SIZE]) else None
+
+    def _known_begin(self, files: Sequence[LogFile]) -> int | None:
+        """Return where the log of a store must begin, whatever lies there; None if nothing says it.
+
+        hastore's limits page does; the log of a RocketMQ store begins with its first file. A log
+        that was set aside as a whole may begin anywhere in it.
+        """
+        if self.is_bare:
+            return None
+        root = os.path.abspath(self._root)
+        if self.is_alone:
+            root = os.path.dirname(root)
+        try:
+            limits = read_limits(self._fs, root)  # after the list: a resync writes it before files
+        except (StoreError, OSError):  # `hastore log verify` says it
+            return None
+        if limits is not None:
+            return min(max(files[0].start, limits.first_offset), files[-1].end)
+        of_hastore = self._fs.exists(f"{root}/hastore")
+        if of_hastore or self.is_alone or os.path.basename(os.path.dirname(root)) == "rescued":
+            return None
+        return files[0].start
 
     def find_record(self, file: LogFile, offset: int) -> int | None:
         """Find the first valid item of a file at or beyond `offset`; None if there is none.
