@@ -153,5 +153,14 @@ def decode_manifest(raw: bytes) -> Manifest:
         raise CorruptRecordError(f"it is no manifest of hastore: {failure}") from failure
 
 
+def is_torn(raw: bytes) -> bool:
+    """Whether a manifest is not as it was written: no version of hastore can read it any more."""
+    try:
+        file = msgspec.json.decode(raw, type=_File)
+    except UNREADABLE:
+        return True
+    return digest(bytes(file.manifest)) != file.xxh3_128
+
+
 class _Format(msgspec.Struct, frozen=True):
     format: int

@@ -11,7 +11,7 @@ retention removed a file before it was copied, the run looks again and keeps wha
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import xxhash
@@ -22,6 +22,7 @@ from hastore.backup.items import ItemWalk
 from hastore.backup.manifest import (
     LAST_BYTES,
     LOG,
+    MANIFEST_BYTES_MAX,
     PARTIAL,
     STATE,
     Manifest,
@@ -29,6 +30,7 @@ from hastore.backup.manifest import (
     StateFile,
     digest,
     encode_manifest,
+    is_torn,
     manifest_name,
     number_of,
 )
@@ -66,6 +68,7 @@ class Taken:
     copied_bytes: int  # of the log
     kept_bytes: int  # of the log, which the target had
     removed: int  # objects of older backups that nothing needs any more
+    held_back: Mapping[str, str]  # manifests for which all objects were left, and what is with them
 
 
 class Pace:
@@ -429,19 +432,38 @@ class _Run:
                 " it that one runs at a time, and try again"
             )
         target.replace(manifest_name(manifest.number), encode_manifest(manifest))
-        removed = self._remove_old(manifest, keep)
+        kept = [manifest, *self._backups][: max(1, keep)]
+        held_back = self._held_back(kept, keep)
+        removed = self._remove_old(kept, held_back)
         own = f".{self._run}-"
         copied = sum(one.end - one.start for one in manifest.log if own in one.name)
-        kept = manifest.end_offset - manifest.start_offset - copied
-        return Taken(manifest, copied, kept, removed)
+        there = manifest.end_offset - manifest.start_offset - copied
+        return Taken(manifest, copied, there, removed, held_back)
 
-    def _remove_old(self, manifest: Manifest, keep: int) -> int:
-        """Remove the backups beyond `keep`, then what none of those that stay needs."""
-        kept = [manifest, *self._backups][: max(1, keep)]
-        stay = {manifest_name(one.number) for one in kept} | set(self._bad)
+    def _held_back(self, kept: list[Manifest], keep: int) -> dict[str, str]:
+        """Return the unreadable manifests that must stay, and why they are unreadable.
+
+        One of a later version may need any object. So may a damaged one, until it would have been
+        removed if it were whole: who mends it by hand has until then.
+        """
+        return {
+            name: why
+            for name, why in self._bad.items()
+            if len(kept) < keep or (number_of(name) or 0) > kept[-1].number or not self._torn(name)
+        }
+
+    def _torn(self, name: str) -> bool:
+        try:
+            return is_torn(self._target.read(name, MANIFEST_BYTES_MAX))
+        except FileNotFoundError:
+            return False
+
+    def _remove_old(self, kept: list[Manifest], held_back: Mapping[str, str]) -> int:
+        """Remove the backups that are not kept, then what none of those that stay needs."""
+        stay = {manifest_name(one.number) for one in kept} | set(held_back)
         needed = {name for one in kept for name in one.objects}
         old = [name for name in self._names if number_of(name) is not None and name not in stay]
-        if not self._bad:  # one of them may be of a later version, and need anything
+        if not held_back:  # they may need anything
             old += [
                 name
                 for name in (*self._names, PARTIAL)

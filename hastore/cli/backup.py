@@ -100,9 +100,15 @@ def take_command(
             progress=lambda done, due: bar.update(task, completed=done, total=due),
         )  # fmt: skip
     manifest = taken.manifest
+    for name, why in taken.held_back.items():
+        print_note(
+            f"warning: {target.name}/{name} cannot be read, and may need anything, so what older"
+            f" backups needed is left: {why}; remove it if you do not need it"
+        )
     if as_json:
         more = {"copied_bytes": taken.copied_bytes, "kept_bytes": taken.kept_bytes}
-        print_json({**_as_dict(manifest), **more, "removed_objects": taken.removed})
+        more |= {"removed_objects": taken.removed}
+        print_json({**_as_dict(manifest), **more, "held_back": dict(taken.held_back)})
         return
     print_text(
         f"backup {manifest.number} of node {manifest.node.node}: {_range(manifest)};"

@@ -84,7 +84,9 @@ def test_a_newest_backup_that_cannot_be_read_is_not_passed_over(files, tmp_path,
     assert hastore("backup", "verify", place, "--backup", "2").returncode == 3
     assert hastore("backup", "verify", place, "--backup", "1").returncode == 0
     assert hastore(*restore, "--backup", "1").returncode == 0
-    hastore("backup", "take", "-c", file, place)  # a newer one is whole
+    taken = hastore("backup", "take", "-c", file, place, "--json")  # a newer one is whole
+    assert list(json.loads(taken.stdout)["held_back"]) == ["manifests/00000002.json"]
+    assert "warning: " in taken.stderr and "remove it if" in taken.stderr
     assert hastore("backup", "verify", place).returncode == 0
     assert hastore("backup", "list", place, "--max-age", "3600").returncode == 3
 

@@ -11,7 +11,7 @@ import pytest
 from hastore.backup import take as taking
 from hastore.backup import target as targets
 from hastore.backup.backups import find_backup, read_manifests, verify_backup
-from hastore.backup.manifest import PARTIAL, encode_manifest, number_of
+from hastore.backup.manifest import PARTIAL, digest, encode_manifest, number_of
 from hastore.backup.source import Source
 from hastore.backup.take import Pace, take_backup
 from hastore.backup.target import LocalTarget, open_target
@@ -239,6 +239,40 @@ def test_a_torn_manifest_is_no_backup_and_none_before_it_is_taken_for_it(node, p
     path.write_bytes(whole)
     assert verify_backup(open_target(str(place)), 2).manifest == taken.manifest
     assert verify_backup(open_target(str(place)), 2).problems == []
+
+
+def grow_with_a_bad_manifest(node, place, bad):
+    """Take backups after the manifest of the first was replaced; return what each held back."""
+    take(node.config, place, keep=2)
+    path = place / "manifests" / "00000001.json"
+    path.write_bytes(bad(path.read_bytes()))
+    held = []
+    for _ in range(4):
+        cut(node, FILE_SIZE, b"x" * 100)  # so none needs the last piece of the one before
+        fill(node, 2 * FILE_SIZE)
+        held.append(list(take(node.config, place, keep=2, allow_shorter=True).held_back))
+    return held
+
+
+def test_a_damaged_manifest_goes_when_it_would_have_gone(node, place):
+    """It ended all cleaning: the target grew until it was full."""
+    held = grow_with_a_bad_manifest(node, place, lambda data: data[:50] + b"?" + data[51:])
+    assert held == [["manifests/00000001.json"], [], [], []]
+    assert manifests(place) == [4, 5]
+    kept = [find_backup(open_target(str(place)), number) for number in (4, 5)]
+    needed = {name for one in kept for name in one.objects}
+    assert {n for n in objects(place) if number_of(n) is None} == needed
+
+
+def test_a_manifest_of_a_later_version_keeps_all_that_it_may_need(node, place):
+    def later(data):
+        raw = msgspec.json.encode(msgspec.json.decode(data)["manifest"] | {"format": 2})
+        return msgspec.json.encode({"manifest": msgspec.Raw(raw), "xxh3_128": digest(raw)})
+
+    before = take(node.config, place).manifest
+    held = grow_with_a_bad_manifest(node, place, later)
+    assert held == [["manifests/00000001.json"]] * 4
+    assert set(before.objects) <= set(objects(place)) and manifests(place) == [1, 5, 6]
 
 
 def test_one_run_at_a_time(node, place):
