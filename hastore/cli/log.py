@@ -178,8 +178,11 @@ def verify_command(path: str, as_json: bool) -> int:
 @log_group.command("stat", short_help="Count the records of the log by topic.")
 @with_store
 @with_json
-def stat_command(path: str, as_json: bool) -> None:
-    """Count the records, queues and bytes of the log by topic."""
+def stat_command(path: str, as_json: bool) -> int:
+    """Count the records, queues and bytes of the log by topic.
+
+    It ends at the first damage, with exit code 3.
+    """
     with progress_bar() as progress:
         task = progress.add_task("counting", total=None, note="")
         found = inspect.stat(
@@ -187,7 +190,18 @@ def stat_command(path: str, as_json: bool) -> None:
         )
     if as_json:
         print_json(found.as_dict())
-        return
+    else:
+        _print_stat(found)
+    if found.damaged_at is None:
+        return DONE
+    print_error(
+        f"{path}: counted up to {found.max_offset}: damaged at {found.damaged_at} ({found.damage});"
+        " see `hastore log verify`"
+    )
+    return STORE
+
+
+def _print_stat(found: inspect.Stat) -> None:
     span = f"{_time(found.first_store_ms)} to {_time(found.last_store_ms)}"
     print_text(
         f"{found.store}: {found.files} files of {found.file_size:,} bytes, log "

@@ -75,6 +75,32 @@ def test_damage_is_exit_code_3_with_its_offsets(tmp_path):
     assert f"[{victim['offset']}, {victim['offset'] + victim['size']})" in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["body", "file", "end"])
+def test_a_stat_that_ends_before_damage_says_so(tmp_path, kind):
+    """It counted a part as if it were all."""
+    store, end = tmp_path / "store", 65536
+    if kind == "end":
+        with opened(store) as one:
+            end = put(one, *(message(number) for number in range(6)))[5].offset
+    else:
+        shutil.copytree(GOLDEN, store)
+    file = store / "commitlog" / f"{0 if kind == 'end' else 65536:020}"
+    if kind == "file":
+        file.unlink()
+    else:
+        with open(file, "r+b") as opened_file:
+            opened_file.seek(end % 65536 + 88)
+            opened_file.write(b"\xff" * 4)
+    done = hastore("log", "stat", "--store", str(store), "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 3 and f"counted up to {end}: damaged at {end}" in done.stderr
+    assert (found["damaged_at"], found["max_offset"]) == (end, end) and found["damage"]
+    done = hastore("log", "stat", "--store", str(store))
+    assert done.returncode == 3 and "records" in done.stdout
+    whole = hastore("log", "stat", "--store", str(GOLDEN), "--json")
+    assert whole.returncode == 0 and json.loads(whole.stdout)["damaged_at"] is None
+
+
 @pytest.mark.parametrize("part", ["dump", "stat", "verify"])
 def test_a_missing_store_is_exit_code_3(tmp_path, part):
     done = hastore("log", part, "--store", str(tmp_path))

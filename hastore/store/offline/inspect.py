@@ -71,6 +71,8 @@ class Stat:
     first_store_ms: int | None = None
     last_store_ms: int | None = None
     topics: dict[str, dict[str, int]] = field(default_factory=dict)
+    damaged_at: int | None = None  # where `stat` ended before the log's end; None: all is counted
+    damage: str | None = None  # what is there
     # Of a log of entries; None in a plain log.
     entries: int | None = None
     entries_without_crc: int | None = None  # DLedger's own, and those of earlier versions
@@ -259,8 +261,15 @@ def body_field(body: bytes) -> dict[str, str]:
 
 
 def stat(store: str, *, fs: FileSystem = REAL, progress: OnProgress | None = None) -> Stat:
-    """Count a log's records by topic, up to its end or the first damage; raises StoreError."""
-    return _examine(store, fs, progress, checked=False).stat
+    """Count a log's records by topic, up to its end or the first damage; raises StoreError.
+
+    `damaged_at` of the result says whether it was damage.
+    """
+    found = _examine(store, fs, progress, checked=False)
+    if found.damages:
+        first = found.damages[0]
+        found.stat.damaged_at, found.stat.damage = first.offset, first.reason
+    return found.stat
 
 
 def verify(
@@ -320,6 +329,8 @@ class _Examination:
         for number, file in enumerate(found):
             if number and file.start != found[number - 1].end:
                 self._damaged(found[number - 1].end, file.start, "files are missing")
+                if not self._checked:
+                    break
             if offset >= file.end:
                 continue
             try:
@@ -331,7 +342,8 @@ class _Examination:
             if reached is None:
                 break
             offset = reached
-        if self._known_end is not None and seen.max_offset < self._known_end:
+        stopped = bool(result.damages) and not self._checked
+        if self._known_end is not None and seen.max_offset < self._known_end and not stopped:
             self._damaged(seen.max_offset, self._known_end, "synced bytes are missing")
         self._check_committed()
         if self._queues is not None:
