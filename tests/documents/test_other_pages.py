@@ -107,8 +107,8 @@ def test_migrate_from_rocketmq_and_back(shell: Shell) -> None:
     shell.variables["HASTORE_BOOTSTRAP"] = shell.elsewhere(*files)
     for name in ("node1", "node2"):
         shell.run(COPY.text.replace("node1", name).replace("BROKER_STORE", str(broker)))
-    typed = TABLES.text.replace(" data/", f" {shell.folder}/data/")
-    shell.run(typed.replace("BROKER_STORE", str(broker)))
+    shell.run(TABLES.text.replace("BROKER_STORE", broker.name))
+    assert len(list((shell.folder / "data" / "node1" / "config").iterdir())) == 4
     shell.run(START.text)
     first, second = (shell.service(file) for file in files)
     ends = {str(node.status() and node.status()["max_offset"]) for node in (first, second)}
