@@ -8,6 +8,7 @@ import pytest
 from hastore.cli.resending import RESCUED_FROM, Rescued, names_of, read_archive
 from hastore.record.codec import build_record
 from hastore.record.compression import compress
+from hastore.store.offline import inspect
 from tests.cli.kit import hastore
 from tests.cli.test_status import cut_three, make_group, pair
 from tests.dledger.store.kit import no_op
@@ -15,9 +16,11 @@ from tests.dledger.store.kit import opened as opened_entries
 from tests.dledger.store.kit import put as put_entries
 from tests.store.kit import BORN, message, opened
 from tests.store.kit import put as append
+from tests.store.logs import GOLDEN
 from tests.store.test_message_reader import inner_batch
 
 __all__ = ["make_group", "pair"]
+STORE = GOLDEN / "three-files"
 
 
 def archive(tmp_path, *records):
@@ -188,6 +191,22 @@ def test_what_a_tail_in_rescued_lacks_is_told(tmp_path):
     found = [*read_archive(str(folder), None, None, lambda *gap: gaps.append(gap))]
     assert [one.offset for one in found] == [size, 2 * size]
     assert gaps == [(0, size)]
+
+
+def test_a_tail_that_begins_with_a_blank_lacks_nothing(tmp_path):
+    """The cut lay before the end of a log file; the blank was told as damage."""
+    rows = [row for row in inspect.dump(str(STORE)) if row["offset"] < 100_000]
+    at = next(number for number, row in enumerate(rows) if "blank" in row)
+    cut, end = rows[at]["offset"], rows[-1]["offset"] + rows[-1]["size"]
+    folder = tmp_path / f"65537-{cut}"
+    folder.mkdir()
+    for start in (0, 65536):
+        raw = (STORE / "commitlog" / f"{start:020}").read_bytes()
+        gap = max(0, cut - start)
+        (folder / f"{start:020}").write_bytes(bytes(gap) + raw[gap:])
+    gaps = []
+    found = [*read_archive(str(folder), cut, end, lambda *gap: gaps.append(gap))]
+    assert ([one.offset for one in found], gaps) == ([row["offset"] for row in rows[at + 1 :]], [])
 
 
 def test_a_tail_of_mode_dledger_begins_with_its_leaders_empty_entry(tmp_path):

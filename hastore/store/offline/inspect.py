@@ -18,6 +18,7 @@ from typing import Any
 
 from hastore.fs.filesystem import REAL, FileSystem, file_name, is_file_name
 from hastore.record.codec import Record, decode_record
+from hastore.record.layout import MIN_RECORD_SIZE
 from hastore.record.log_format import (
     ENTRY_HEADER,
     ENTRY_HEADER_BYTES,
@@ -179,7 +180,9 @@ def _dump(
         if not file.start <= offset < file.end:
             continue
         if start is not None and file.start < start:
-            offset = files.record_start_at(file, offset)
+            # What was cut from the middle of a file has zeros before its begin: no walk gets there.
+            walks = any(files.view(file)[:MIN_RECORD_SIZE])
+            offset = files.record_start_at(file, offset, None if walks else start)
         data = files.view(file)
         while offset < file.end and (end is None or offset < end):
             at = offset - file.start

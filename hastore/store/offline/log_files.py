@@ -250,13 +250,15 @@ class LogFiles:
         """Return the first item start at or beyond `offset`.
 
         The walk begins at the item start `known`, if a valid item is there, else at the file's
-        start. It goes by record sizes, without reading bodies. After damage it searches with
-        `find_record`.
+        start. A blank counts only at `offset` itself. It goes by record sizes, without reading
+        bodies. After damage it searches with `find_record`.
         """
         data = self.view(file)
         at, end, wanted = 0, file.size, offset - file.start
-        if known is not None and file.start <= known <= offset and self._is_record(file, known):
-            at = known - file.start
+        if known is not None and file.start <= known <= offset:
+            blank = known == offset and self.form.check_blank(data, wanted, end)
+            if blank or self._is_record(file, known):
+                at = known - file.start
         if self.form.lead:
             at = self._walk_entries(data, at, wanted, end, file.start)
         while at < wanted and end - at >= MIN_RECORD_SIZE:
