@@ -23,12 +23,12 @@ store with this folder until the log is in place (store/state/marker_files.py).
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from hastore.backup.backups import LogOfBackup, read_state_file
+from hastore.backup.backups import LogOfBackup, read_manifests, read_state_file
 from hastore.backup.manifest import Manifest
 from hastore.backup.source import ENTRIES_FILE, STATE_FILES
 from hastore.backup.target import Target
@@ -71,8 +71,13 @@ def later_life(seen: int, now_ms: int) -> int:
     return max(seen + _LATER_TERMS, now_ms // 1000)
 
 
-def check_restore(config: Config, manifest: Manifest, *, as_only: bool) -> None:
-    """Raise UsageError or ConfigError if a backup must not become the node of `config`."""
+def check_restore(
+    config: Config, manifest: Manifest, *, as_only: bool, used: frozenset[int] = frozenset()
+) -> None:
+    """Raise UsageError or ConfigError if a backup must not become the node of `config`.
+
+    `used` are the node numbers that the group had, as far as any backup of the target knows.
+    """
     data = manifest.node
     mine = (config.cluster, config.group, config.mode.value, config.store.commitlog_file_size)
     theirs = (data.cluster, data.group, manifest.mode, manifest.file_size)
@@ -83,7 +88,7 @@ def check_restore(config: Config, manifest: Manifest, *, as_only: bool) -> None:
     if config.store.kind is StoreKind.MEMORY:
         raise ConfigError("store.kind is memory: set it to file to restore a backup")
     if config.mode is Mode.CLASSIC:
-        _check_numbers(config, manifest, as_only=as_only)
+        _check_numbers(config, used | manifest.used_numbers, as_only=as_only)
     elif as_only and config.node not in (members := last_members(manifest)):
         raise UsageError(
             f"in mode dledger the only one left must be a member: {_listed(members)}; give its"
@@ -91,13 +96,12 @@ def check_restore(config: Config, manifest: Manifest, *, as_only: bool) -> None:
         )
 
 
-def _check_numbers(config: Config, manifest: Manifest, *, as_only: bool) -> None:
-    used = manifest.used_numbers
+def _check_numbers(config: Config, used: frozenset[int], *, as_only: bool) -> None:
     if config.node in used:
         raise UsageError(
             f"node number {config.node} was used in the group: what that node has promised and"
             f" acknowledged is not in a backup, so a restored node needs a new number; used are"
-            f" {_listed(sorted(used))}, as far as the backup knows"
+            f" {_listed(sorted(used))}, as far as the backups here know"
         )
     others = sorted(set(config.nodes) - {config.node})
     if as_only and used.intersection(others):
@@ -116,6 +120,14 @@ def _check_numbers(config: Config, manifest: Manifest, *, as_only: bool) -> None
             f"the file says role: {config.assigned_role.value}; a restored node begins as a"
             " slave: set role: SLAVE"
         )
+
+
+def used_in(manifests: Iterable[Manifest]) -> frozenset[int]:
+    """Return the node numbers that the group had, as far as these backups know.
+
+    An older backup does not know the nodes that came after it.
+    """
+    return frozenset(number for one in manifests for number in one.used_numbers)
 
 
 def last_members(manifest: Manifest) -> tuple[int, ...]:
@@ -142,7 +154,8 @@ def restore_store(
     restored there, StoreBrokenError for a damaged backup, StoreFullError without room, StoreError;
     nothing is left then. In mode dledger the caller recovers the group afterwards, if `as_only`.
     """
-    check_restore(config, manifest, as_only=as_only)
+    every, _ = read_manifests(target, target.objects())
+    check_restore(config, manifest, as_only=as_only, used=used_in(every))
     if fs is None:
         fs = GROUP_READABLE if config.store.group_read else REAL
     lock = LockFile(fs, config.store.root)

@@ -11,7 +11,7 @@ import click
 
 from hastore.backup.backups import find_backup, read_manifests, verify_backup
 from hastore.backup.manifest import Manifest, number_of
-from hastore.backup.restore import check_restore, restore_store
+from hastore.backup.restore import check_restore, restore_store, used_in
 from hastore.backup.source import Source
 from hastore.backup.take import Pace, take_backup
 from hastore.backup.target import open_target
@@ -221,10 +221,12 @@ def restore_command(
     """
     target = open_target(place)
     manifest = find_backup(target, number)
+    every, _ = read_manifests(target, target.objects())
+    used = used_in((manifest, *every))
     if path is None or (as_only and not accept_loss):
         if path is not None:
-            check_restore(load_config(path), manifest, as_only=as_only)
-        _show(manifest, as_json)
+            check_restore(load_config(path), manifest, as_only=as_only, used=used)
+        _show(manifest, used, as_json)
         if path is not None:
             raise HastoreError(
                 "nothing was changed; if no other node of the group has its store any more, give"
@@ -232,9 +234,9 @@ def restore_command(
             )
         return
     config = load_config(path)
-    check_restore(config, manifest, as_only=as_only)
+    check_restore(config, manifest, as_only=as_only, used=used)
     if as_only:
-        _refuse_living_group(config, manifest, read_manifests(target, target.objects())[0])
+        _refuse_living_group(config, manifest, every)
     with progress_bar(visible=not as_json) as bar:
         task = bar.add_task("restoring", total=None, note="")
         restore_store(
@@ -343,16 +345,16 @@ def _range(one: Manifest) -> str:
     return f"bytes {one.start_offset} to {one.end_offset} of the log ({size:,} bytes)"
 
 
-def _show(one: Manifest, as_json: bool) -> None:
-    """Say what a backup has, and what may be lost."""
+def _show(one: Manifest, used: frozenset[int], as_json: bool) -> None:
+    """Say what a backup has, and what may be lost; `used` are the numbers that the group had."""
     if as_json:
-        print_json(_as_dict(one))
+        print_json({**_as_dict(one), "used_numbers": sorted(used)})
         return
-    for line in loss_text(one):
+    for line in loss_text(one, used):
         print_text(line)
 
 
-def loss_text(one: Manifest) -> list[str]:
+def loss_text(one: Manifest, used: frozenset[int]) -> list[str]:
     """Say what a backup has and what is lost if it is all that is left, as lines."""
     data = one.node
     unconfirmed = one.end_offset - one.confirmed_offset
@@ -374,8 +376,8 @@ def loss_text(one: Manifest) -> list[str]:
     if data.unclean:
         lines.append("the node was unclean: it may have lacked messages that it had acknowledged")
     if one.mode == Mode.CLASSIC.value:
-        numbers = ", ".join(map(str, sorted(one.used_numbers)))
+        numbers = ", ".join(map(str, sorted(used)))
         lines.append(
-            f"node numbers that must not be used again, as far as the backup knows: {numbers}"
+            f"node numbers that must not be used again, as far as the backups here know: {numbers}"
         )
     return lines

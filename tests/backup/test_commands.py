@@ -96,7 +96,7 @@ def test_the_first_look_changes_nothing(files, tmp_path):
     hastore("backup", "take", "-c", file, place)
     look = hastore("restore", place)
     assert look.returncode == 0
-    for text in ("from node 1 of c/g", "are lost", "used again, as far as the backup knows: 1"):
+    for text in ("from node 1 of c/g", "are lost", "as far as the backups here know: 1"):
         assert text in look.stdout, look.stdout
     new = write_file(tmp_path / "2.yaml", 2, [2], tmp_path / "node2", **ALONE)
     asked = hastore("restore", place, "-c", new, "--as-only")
@@ -137,6 +137,12 @@ def test_a_node_that_any_backup_of_the_target_knows_keeps_the_group_alive(
     done = hastore(*restore)
     assert done.returncode == 1 and f"node 2 at {address} answers" in done.stderr, done.stderr
     alive.clear()
+    # Nor may its number come again: what it has promised and acknowledged is not known.
+    look = hastore("restore", place, "--backup", "1")
+    assert look.stdout.endswith("as far as the backups here know: 1, 2\n")
+    same = write_file(tmp_path / "2.yaml", 2, [2], tmp_path / "node2", **ALONE)
+    done = hastore("restore", place, "-c", same, *restore[4:])
+    assert done.returncode == 2 and "node number 2 was used in the group" in done.stderr
     done = hastore(*restore)
     assert done.returncode == 0 and f"node 2 at {address}; a node that joined" in done.stderr
 
