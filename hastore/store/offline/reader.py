@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from hastore.errors import CorruptRecordError, StoreError
+from hastore.errors import CorruptRecordError, StoreBrokenError, StoreError
 from hastore.fs.filesystem import REAL, FileSystem, read_or_empty
 from hastore.record.codec import Record, check_record, decode_record, stated_time_ms
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
@@ -405,12 +405,21 @@ class StoreReader:
         return self._begins[1]
 
     def _file_of(self, offset: int) -> LogFile | None:
-        """Return an offset's file; None after the last file. Raises StoreError before the first."""
+        """Return an offset's file; None after the last file.
+
+        Raises StoreError before the first one, StoreBrokenError if files are missing there.
+        """
         files = self._files.list()
         for file in files:
             if file.start <= offset < file.end:
                 return file
-        if files and offset < files[-1].start:
+        for before, after in zip(files, files[1:], strict=False):
+            if before.end <= offset < after.start:
+                raise StoreBrokenError(
+                    f"{self.path}: files of the log are missing between {before.end} and"
+                    f" {after.start}; restore them, or copy the store anew"
+                )
+        if files and offset < files[0].start:
             raise StoreError(
                 f"offset {offset} was removed by retention: the log of {self.path} begins at"
                 f" {files[0].start}"
