@@ -76,11 +76,15 @@ class Source:
     """A node's store. Close it, or use it in a `with`."""
 
     def __init__(self, config: Config, fs: FileSystem = REAL) -> None:
-        """Open the store of a node's file. Raises UsageError if there is none to back up."""
+        """Open the store of a node's file.
+
+        Raises UsageError if there is none to back up, PermissionError if this user may not look.
+        """
         self.root = root = config.store.root
         if config.store.kind is StoreKind.MEMORY:
             raise UsageError("store.kind is memory: there are no files; back up another node")
         if not fs.exists(f"{root}/hastore/node.json"):
+            fs.list_dir(f"{root}/hastore")  # raises if it is only hidden from this user
             raise UsageError(
                 f"{root} is no store of a node that has run; give the node's file, on its machine,"
                 " in the directory where the node was started"

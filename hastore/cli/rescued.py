@@ -66,11 +66,22 @@ def list_command(path: str, as_json: bool) -> None:
         where = f"bytes {one['start_offset']} to {one['end_offset']}, in {one['folder']}"
         if one["folder"] is None:
             where = f"in older archives of {config.store.root}/rescued"
-        elif not os.path.isdir(one["folder"]):
+        elif is_removed(one["folder"]):
             where += " (removed)"
         print_text(f"cut {one['id']}: {count}, {at}, {where}")
     if not cuts:
         print_text("nothing that was cut waits for you")
+
+
+def is_removed(folder: str) -> bool:
+    """Whether an archive is gone, and not only hidden from this user."""
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 @rescued_group.command("dismiss", short_help="Say that you have looked at cuts.")

@@ -30,6 +30,7 @@ from hastore.ha.node.node_state import CutIntent
 from hastore.ha.replica.rewind import cut_back
 from hastore.store.offline.reader import StoreReader
 from tests.backup.kit import FILE_SIZE, check, content, fill, in_step, running, take, wait_for
+from tests.cli.kit import as_another_user
 from tests.store.kit import log_file, scribble
 
 
@@ -471,6 +472,14 @@ def test_stores_that_cannot_be_backed_up(tmp_path, node, place):
     with pytest.raises(UsageError, match="no store of a node that has run"):
         take(empty, place)
     assert not place.exists() and config.role is Role.SYNC_MASTER
+    node.stop()
+    folder = os.path.join(config.store.root, "hastore")
+    os.chmod(folder, 0)
+    try:
+        with as_another_user(), pytest.raises(PermissionError):
+            Source(config)
+    finally:
+        os.chmod(folder, 0o700)
 
 
 @pytest.mark.parametrize("what", ["piece", "missing", "table", "short"])

@@ -5,11 +5,12 @@ import pathlib
 
 import pytest
 
+from hastore.cli.rescued import is_removed
 from hastore.cli.resending import RESCUED_FROM, Rescued, names_of, read_archive
 from hastore.record.codec import build_record
 from hastore.record.compression import compress
 from hastore.store.offline import inspect
-from tests.cli.kit import hastore
+from tests.cli.kit import as_another_user, hastore
 from tests.cli.test_status import cut_three, make_group, pair
 from tests.dledger.store.kit import no_op
 from tests.dledger.store.kit import opened as opened_entries
@@ -248,3 +249,15 @@ def test_wrong_usage_and_no_cut(pair, arguments, code):
 def test_a_folder_that_is_no_archive(pair, tmp_path):
     (tmp_path / "empty").mkdir()
     assert resend(pair, "--folder", str(tmp_path / "empty"))[0] == 3
+
+
+def test_an_archive_that_another_user_may_not_see_is_not_called_removed(tmp_path):
+    folder = tmp_path / "rescued" / "65537-0"
+    assert is_removed(str(folder))
+    folder.mkdir(parents=True)
+    folder.parent.chmod(0)
+    try:
+        with as_another_user():
+            assert not is_removed(str(folder))
+    finally:
+        folder.parent.chmod(0o700)
