@@ -299,7 +299,7 @@ class BaseNode:
             page=StatusPage(self._overview, self._history),
             tls=self.tls.http,
             hosts=KnownHosts(
-                lambda: [a for one in self.config.nodes.values() for a in (one.ha, one.http)],
+                lambda: [a for one in self._known_nodes.values() for a in (one.ha, one.http)],
                 self._clock,
                 on_failure=self._on_failure,
             ),

@@ -360,7 +360,8 @@ def pending_changes(started: Config, latest: Config, history: History) -> list[d
 
     `started` is the configuration that the node started with; `latest` is the latest valid file.
     The `acks` and nodes in force are those of the last entry of the epoch `history`, also after a
-    restart. For a node that has left the group no promotion is due.
+    restart. For a node that has left the group no promotion is due. Addresses of other nodes are in
+    force at once, the node's own after a restart.
     """
     found = []
     left = has_left(started.node, history)
@@ -374,11 +375,12 @@ def pending_changes(started: Config, latest: Config, history: History) -> list[d
     for key in before.keys() | after.keys():
         if before.get(key) != after.get(key):
             found.append(_change(key, before.get(key), after.get(key), RESTART))
-    for number in started.nodes.keys() & latest.nodes.keys():
-        old, new = _keys(started.nodes[number]), _keys(latest.nodes[number])
+    own = started.node
+    if own in latest.nodes:
+        old, new = _keys(started.nodes[own]), _keys(latest.nodes[own])
         for name, value in old.items():
             if value != new[name]:
-                found.append(_change(f"nodes.{number}.{name}", value, new[name], RESTART))
+                found.append(_change(f"nodes.{own}.{name}", value, new[name], RESTART))
     return sorted(found, key=lambda change: (change["counts_from"], change["key"]))
 
 

@@ -32,8 +32,8 @@ SUPERSEDED = "superseded by node 2 (epoch 131074); this node follows; node 2 is 
         ("this node is a slave; node 2 is the master", False, False),
         ("this node is a slave", False, False),  # it follows a RocketMQ master
         ("this node is a slave; node 2 refuses this node as its slave: why", False, True),
-        ("this node is a slave; no master is open; no answer from node 2 (why)", False, True),
-        ("this node is a slave; no master is open; no answer from node 2 (why)", True, False),
+        ("this node is a slave; no master is open; no answer from node 2 at A (why)", False, True),
+        ("this node is a slave; no master is open; no answer from node 2 at A (why)", True, False),
         ("this node is a slave; node 2 refuses this node as its slave: why", True, True),
         ("the store is closed: a sync of bytes [0, 4096) failed", False, True),
     ],

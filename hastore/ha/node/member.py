@@ -62,7 +62,8 @@ class Member:
         self.gate = WriteGate()
         self.counts = ReplicationCounts()
         self._addresses = dict(config.nodes)
-        self._listed = frozenset(config.nodes)  # in the latest valid file
+        self._listed: Mapping[int, NodeAddress] = dict(config.nodes)  # in the latest valid file
+        self._stated: Mapping[int, NodeAddress] = {}  # what ZooKeeper has of other nodes
         self._addresses_lock = threading.Lock()  # for changes
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: none
         self.role = "SLAVE"  # the present role, for HELLO and status
@@ -92,14 +93,20 @@ class Member:
         return self.state.last_epoch != CLASSIC_EPOCH
 
     def learn_nodes(self, nodes: Mapping[int, NodeAddress]) -> None:
-        """Add the nodes that a changed configuration adds, so that the next promotion asks them.
+        """Take over the nodes that a changed configuration adds, so that the next promotion asks
+        them, and the addresses of other nodes that it changes.
 
-        Until a restart a node with a new address keeps its old one. A removed node stays until
-        `forget_removed`.
+        This node keeps its own until a restart, and what ZooKeeper states of a node counts before
+        the file. A removed node stays until `forget_removed`.
         """
         with self._addresses_lock:
-            self._addresses = {**nodes, **self._addresses}
-            self._listed = frozenset(nodes)
+            was, self._listed = self._listed, dict(nodes)
+            changed = {
+                n: self._stated.get(n, address)
+                for n, address in nodes.items()
+                if n not in self._addresses or (n != self.config.node and was.get(n) != address)
+            }
+            self._change_addresses(changed)
 
     def forget_removed(self) -> None:
         """Forget the nodes that are neither in the file nor in a list that may be in force.
@@ -112,7 +119,7 @@ class Member:
         if not data.history or (data.restored and data.unclean):
             return
         with self._addresses_lock:
-            due = self._listed.union({self.config.node}, data.history[-1].nodes, *data.node_lists)
+            due = {self.config.node, *self._listed, *data.history[-1].nodes}.union(*data.node_lists)
             gone = self._addresses.keys() - due
             if gone:
                 log.info("node %s left the group", ", ".join(map(str, sorted(gone))))
@@ -126,11 +133,16 @@ class Member:
         """
         own = self.config.node
         with self._addresses_lock:
-            moved = {n: a for n, a in addresses.items() if n in self._addresses and n != own}
-            for number, address in moved.items():
-                if address.ha != self._addresses[number].ha:
-                    log.info("node %d has moved to %s", number, address.ha)
-            self._addresses = {**self._addresses, **moved}
+            self._stated = {n: a for n, a in addresses.items() if n != own}
+            self._change_addresses({n: a for n, a in self._stated.items() if n in self._addresses})
+
+    def _change_addresses(self, changed: Mapping[int, NodeAddress]) -> None:
+        """Use these addresses from now on; the caller holds the lock."""
+        for number, address in changed.items():
+            known = self._addresses.get(number)
+            if known is not None and address.ha != known.ha:
+                log.info("node %d has moved to %s", number, address.ha)
+        self._addresses = {**self._addresses, **changed}
 
     @property
     def api_addresses(self) -> dict[int, str]:

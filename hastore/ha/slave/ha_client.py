@@ -151,7 +151,9 @@ class HAClient(Follower):
         if not masters:
             self.known_master = None
             silent = ", ".join(
-                f"{reply.node} ({reply.problem})" for reply in replies if reply.hello is None
+                f"{reply.node} at {reply.address} ({reply.problem})"
+                for reply in replies
+                if reply.hello is None
             )
             self._note_problem(
                 "no master is open" + (f"; no answer from node {silent}" if silent else ""),

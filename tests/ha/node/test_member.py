@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from hastore.config.model import NodeAddress
 from hastore.errors import NotStoredError
 from hastore.ha.replica.rewind import cut_back, finish_cut
 from hastore.protocol.hello import Promised, Purpose
@@ -103,3 +104,26 @@ def test_hello_never_shows_an_open_epoch_without_its_entry(master):
     stop.set()
     thread.join(60)
     assert not wrong
+
+
+def at(port):
+    api, ha, http = (f"127.0.0.1:{port + n}" for n in range(3))
+    return NodeAddress(api=f"tcp://{api}", ha=ha, http=http)
+
+
+def test_addresses_of_others_come_from_a_changed_file_and_before_that_from_zookeeper(make_group):
+    member = make_group(3).start(1).member
+    own, third = member.config.nodes[1], member.config.nodes[3]
+    member.learn_nodes({1: at(10), 2: at(20), 3: third})
+    assert dict(member.peers) == {2: at(20).ha, 3: third.ha}
+    assert member.api_addresses[1] == own.api, "its own count from a restart"
+    member.relocate({1: at(11), 2: at(21), 4: at(41)})
+    assert dict(member.peers) == {2: at(21).ha, 3: third.ha}
+    member.learn_nodes({1: at(10), 2: at(22), 3: third})
+    assert dict(member.peers)[2] == at(21).ha, "the file of a node need not follow the others"
+    member.learn_nodes({1: at(10), 2: at(22), 3: at(30), 4: at(40)})
+    assert dict(member.peers) == {2: at(21).ha, 3: at(30).ha, 4: at(41).ha}
+    member.learn_nodes({1: at(10), 2: at(22), 3: at(30), 4: at(40)})
+    member.relocate({4: at(41)})
+    member.learn_nodes({1: at(10), 2: at(23), 3: at(30), 4: at(40)})
+    assert dict(member.peers)[2] == at(23).ha, "ZooKeeper states none any more"

@@ -77,6 +77,12 @@ def test_all_else_counts_from_a_restart() -> None:
             "counts_from": "restart",
         }
     ]
-    moved = msgspec.structs.replace(start, nodes={1: address(1), 2: address(7)})
-    assert keys(start, moved) == ["nodes.2.api", "nodes.2.ha", "nodes.2.http"]
+    moved = msgspec.structs.replace(start, nodes={1: address(7), 2: address(2)})
+    assert keys(start, moved) == ["nodes.1.api", "nodes.1.ha", "nodes.1.http"]
     assert {one["counts_from"] for one in pending_changes(start, moved, PAIR)} == {"restart"}
+
+
+def test_addresses_of_other_nodes_count_at_once() -> None:
+    start = config_of(1, 2)
+    moved = msgspec.structs.replace(start, nodes={1: address(1), 2: address(7)})
+    assert keys(start, moved) == []

@@ -33,6 +33,7 @@ from hastore.server.role_source import OneShotFlags, RegistryRoles
 from hastore.service import raise_failure
 from hastore.store import replay
 from tests.ha.nodes import wait_for
+from tests.process.harness import Ports
 from tests.server.retention.kit import Nodes, fill
 
 
@@ -637,3 +638,35 @@ def test_a_master_that_cannot_save_who_supersedes_it_follows_all_the_same(
     assert not writable(one)
     wait_for(lambda: str(one.roles.reason).startswith(f"superseded by node 2 (epoch {higher})"))
     assert dict(one.audit.counted())["demote", "superseded"] == 1
+
+
+def moved(nodes: Nodes, number: int) -> None:
+    """Give a node that is stopped new ports in the files that are written from now on."""
+    ports = Ports()
+    places = {"api": f"tcp://127.0.0.1:{ports.take()}", "ha": f"127.0.0.1:{ports.take()}"}
+    one = msgspec.structs.replace(nodes.addresses[number], **places)
+    nodes.addresses = {**nodes.addresses, number: one}
+
+
+def test_a_master_finds_a_slave_that_has_moved_once_it_is_the_master(pair: Nodes) -> None:
+    """The group would have no node in sync, and no way back, before the old master's restart."""
+    one = pair.running[1]
+    pair.stop(2)
+    moved(pair, 2)
+    order(pair, 1, Role.SYNC_MASTER)
+    two = pair.start(2, Role.SLAVE)
+    wait_for(lambda: linked(two))
+    assert one.backend.status()["config_pending"] == []
+    order(pair, 2, Role.SYNC_MASTER)
+    wait_for(lambda: writable(two) and linked(one))
+    assert one.backend.master_map().master_api == pair.addresses[2].api, "clients find it too"
+    order(pair, 1, Role.SLAVE)
+    wait_for(lambda: one.roles.configured_role is Role.SLAVE)
+    order(pair, 1, Role.SYNC_MASTER)  # and back
+    wait_for(lambda: writable(one) and linked(two))
+
+
+def test_a_slave_names_the_address_at_which_it_finds_no_master(pair: Nodes) -> None:
+    pair.stop(1)
+    two = pair.running[2]
+    wait_for(lambda: f"node 1 at {pair.addresses[1].ha} (" in str(two.roles.client.problem))
