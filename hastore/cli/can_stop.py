@@ -17,7 +17,14 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
-from hastore.cli.own_node import ANSWER_S, ask_own, node_name, of_each, pending_changes
+from hastore.cli.own_node import (
+    ANSWER_S,
+    ask_own,
+    node_name,
+    of_each,
+    pending_changes,
+    registered,
+)
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Role
@@ -45,7 +52,7 @@ def can_stop_command(path: str, as_json: bool) -> int:
     because the master does not answer, or the node itself does not but may run. It is true for this
     moment: stop one node, wait until it is in sync again, and ask anew before the next.
     """
-    config = load_config(path)
+    config = registered(load_config(path))
     said = of_each(config.nodes, lambda number: _ask(config, number))
     own = said.pop(config.node)
     for number, one in said.items():

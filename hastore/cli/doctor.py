@@ -13,7 +13,13 @@ from enum import Enum
 from typing import Any
 
 from hastore.addresses import parse_address
-from hastore.cli.own_node import RegistryPlace, ask_own_status, file_mismatch, pending_texts
+from hastore.cli.own_node import (
+    RegistryPlace,
+    ask_own_status,
+    file_mismatch,
+    pending_texts,
+    registered,
+)
 from hastore.cli.status import SYNC_REFUSED
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.checks import config_notes, human_size
@@ -168,7 +174,7 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
         yield _registry(config, running)
     if running is None:
         yield from _ports(config)
-    yield from _peers(config)
+    yield from _peers(registered(config))
     yield _descriptors()
 
 

@@ -33,6 +33,7 @@ from hastore.cli.own_node import (
     awaiting_promotion,
     node_name,
     refuse_other_file,
+    registered,
     role_place,
 )
 from hastore.cli.promote_wait import Notes, Progress, awaited_nodes, no_new_epoch
@@ -172,7 +173,7 @@ def _target(path: str, command: str, remote: int | None) -> Target:
     if remote not in config.nodes:
         known = ", ".join(map(str, config.nodes))
         raise UsageError(f"--node {remote}: {path} has no such node; its nodes are {known}")
-    config = as_node(config, remote)
+    config = as_node(registered(config, copy=True), remote)
     given = f"{path} --node {remote} --remote"
     return Target(path, given, config, ask_named(config), remote_place(config), True)
 

@@ -17,6 +17,7 @@ from hastore.cli.own_node import (
     file_mismatch,
     node_name,
     of_each,
+    registered,
 )
 from hastore.config.file import load_config, load_names
 from hastore.errors import ConfigError, UsageError
@@ -38,7 +39,8 @@ class GroupFiles:
         self.given = f"{path} --remote" if remote else path  # for commands in texts
         self.wanted = wanted
         self.remote = remote
-        self.config = load_names(path) if remote else load_config(path)
+        config = load_names(path) if remote else load_config(path)
+        self.config = registered(config, copy=remote)
         self.seen: dict[int, Status] = {}  # of the nodes that answered last
 
     def look(self) -> dict[int, Status]:

@@ -19,7 +19,7 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
-from hastore.cli.own_node import security_of
+from hastore.cli.own_node import registered, security_of
 from hastore.config.file import load_config
 from hastore.config.model import Config, StoreKind
 from hastore.errors import StoreError, UsageError
@@ -50,7 +50,7 @@ def repair_command(path: str, given: tuple[str, ...], dry_run: bool, as_json: bo
     if config.store.kind is StoreKind.MEMORY:
         raise UsageError(f"{path}: the node's log is in memory: there is nothing to repair;"
             " start it again, and it copies the log")
-    addresses = _addresses(config, given)
+    addresses = _addresses(registered(config), given)
     report = Report(config.store.root, dry_run)
     with contextlib.ExitStack() as stack:
         stopped = stack.enter_context(

@@ -34,7 +34,7 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.cli.node_steps import NodeFile, Statuses, says_master, steps
-from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each, pending_changes
+from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each, pending_changes, registered
 from hastore.cli.remote_nodes import (
     TIMEOUT_S,
     FileChanged,
@@ -441,6 +441,7 @@ def check_members(files: Sequence[NodeFile], change: ListChange, statuses: Statu
 
 def ask(config: Config) -> Statuses:
     """Return the statuses of the group's nodes that answer."""
+    config = registered(config)
     found = of_each(config.nodes, lambda number: ask_own_status(config, number, ANSWER_S))
     own = config.cluster, config.group
     return {

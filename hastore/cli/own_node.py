@@ -23,7 +23,7 @@ from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import edit_role
-from hastore.config.model import BindConfig, Config, Role, Wire
+from hastore.config.model import BindConfig, Config, NodeAddress, Role, Wire
 from hastore.errors import (
     ClientError,
     HastoreError,
@@ -86,6 +86,26 @@ def as_node(config: Config, number: int) -> Config:
     """Return a configuration as that of another node of the group, for questions to it."""
     bind = config.bind if number == config.node else BindConfig()
     return msgspec.structs.replace(config, node=number, bind=bind)
+
+
+def registered(config: Config, *, copy: bool = False) -> Config:
+    """Return a configuration with the addresses that the nodes state in the registry, if it has one
+    that answers: after a node has moved, only that node's own file needs to say where it is.
+
+    The file's own node keeps those of the file, unless that is a `copy` on another machine.
+    """
+    if config.registry is None:
+        return config
+    try:
+        stated = RegistryPlace(config).addresses()
+    except (HastoreError, OSError):  # who needs the registry itself says so
+        return config
+    nodes = {
+        number: there if number != config.node or copy else address
+        for number, address in config.nodes.items()
+        for there in (stated.get(number, address),)
+    }
+    return msgspec.structs.replace(config, nodes=nodes)
 
 
 def node_name(config: Config) -> str:
@@ -306,6 +326,11 @@ class RegistryPlace:
         """Return the role in the registry, None without an object; raises RegistryError."""
         with self._editing.open_editor(self._config) as editor:
             return editor.role()
+
+    def addresses(self) -> dict[int, NodeAddress]:
+        """Return the addresses that the group's nodes state there; raises RegistryError."""
+        with self._editing.open_editor(self._config) as editor:
+            return editor.addresses()
 
     def change(self, role: Role) -> None:
         """Set the role there."""

@@ -23,7 +23,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.own_node import pending_changes, pending_texts, security_of
+from hastore.cli.own_node import pending_changes, pending_texts, registered, security_of
 from hastore.cli.watching import watch, with_watch
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import NodeInfo, SilentNode
@@ -126,7 +126,7 @@ def place_of(path: str | None, bootstrap: str | None) -> Place:
         return Place(bootstrap_addresses(bootstrap), None)
     if bootstrap is not None:
         raise UsageError("give -c FILE or --bootstrap, not both")
-    config = load_config(path)
+    config = registered(load_config(path))
     return Place([node.api for node in config.nodes.values()], security_of(config))
 
 

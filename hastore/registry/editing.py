@@ -1,4 +1,6 @@
-"""What an operator's command reads and changes in ZooKeeper: the object of one node."""
+"""What an operator's command reads and changes in ZooKeeper: the object of one node, and where
+all nodes of its group are.
+"""
 
 import secrets
 import threading
@@ -7,12 +9,13 @@ from contextlib import contextmanager
 
 import msgspec
 
-from hastore.addresses import SCHEME, node_path, parse_servers
+from hastore.addresses import SCHEME, group_path, node_path, parse_servers
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.model import Config, Role
+from hastore.config.model import Config, NodeAddress, Role
 from hastore.errors import RegistryError
 from hastore.fs.filesystem import REAL
-from hastore.registry.entry import NodeEntry, Once, others_wrote, parse_entry
+from hastore.registry.entry import NodeEntry, Once, others_wrote, parse_entry, siblings_of
+from hastore.registry.group_watch import read_entries
 from hastore.registry.remembered import read_credentials
 from hastore.registry.session import (
     Session,
@@ -43,6 +46,13 @@ class RegistryEditor:
         if not found.ours:
             raise RegistryError(others_wrote(self.path, entry.role))
         return entry.role
+
+    def addresses(self) -> dict[int, NodeAddress]:
+        """Return the addresses that nodes of the configuration state there."""
+        config = self._config
+        group = group_path(config.cluster, config.group)
+        entries = read_entries(self._session, group, config.nodes, lambda _refused: None)
+        return siblings_of(entries, config.cluster, config.group)
 
     def change(self, role: Role, once: Once | None) -> None:
         """Set the role, with options for this one change. An object that is invalid, or that others

@@ -5,8 +5,9 @@ import threading
 import pytest
 
 from hastore.cli import own_node, positions, read
-from hastore.cli.own_node import of_each, wait_replayed
-from hastore.errors import UsageError
+from hastore.cli.own_node import of_each, registered, wait_replayed
+from hastore.config.model import Config, NodeAddress, StoreConfig
+from hastore.errors import RegistryError, UsageError
 from tests.cli.kit import hastore
 from tests.process.harness import Group
 
@@ -82,3 +83,25 @@ def test_the_nodes_are_asked_at_once_and_the_first_failure_counts():
 
     with pytest.raises(UsageError, match="node 3"):
         of_each([3, 1], fail)
+
+
+def test_a_registry_says_where_the_other_nodes_are_and_the_file_where_its_own_is(monkeypatch):
+    def place(number):
+        api, ha, http = (f"127.0.0.1:{number + n}" for n in range(3))
+        return NodeAddress(api=f"tcp://{api}", ha=ha, http=http)
+
+    def addresses(_place):
+        if down:
+            raise RegistryError("out of reach")
+        return {1: place(110), 2: place(120)}
+
+    files = {1: place(10), 2: place(20), 3: place(30)}
+    config = Config(cluster="test", group="g0", node=1, nodes=files,
+                    store=StoreConfig(root="/store"), registry="zk://127.0.0.1:1")  # fmt: skip
+    down = False
+    monkeypatch.setattr(own_node.RegistryPlace, "addresses", addresses)
+    assert registered(config).nodes == {1: place(10), 2: place(120), 3: place(30)}
+    copied = registered(config, copy=True)
+    assert copied.nodes == {1: place(110), 2: place(120), 3: place(30)} and copied.node == 1
+    down = True
+    assert registered(config) == config

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hastore import Producer
-from tests.process.harness import hastore, wait_until
+from tests.process.harness import Ports, hastore, wait_until
 from tests.registry.servers import Wire, flip, registered
 
 
@@ -304,3 +304,25 @@ def test_a_node_that_is_cut_off_from_zookeeper_only(make_group, mortal):
         assert put(pair, b"flapped").status == "PUT_OK"
     finally:
         wire.close()
+
+
+@pytest.mark.full
+def test_the_commands_find_a_node_that_has_moved_from_the_other_nodes_files(pair, servers):
+    two, ports = pair[2], Ports()
+    two.stop()
+    api, ha, http = (f"127.0.0.1:{ports.take()}" for _ in range(3))
+    there = {"api": f"tcp://{api}", "ha": ha, "http": http}
+    two.write(nodes={**two.settings["nodes"], 2: there})
+    two.start()
+    pair[1].wait_in_sync(2)
+    wait_until(lambda: servers.read(2)["api"] == there["api"], 60, "its object has the old place")
+    file = ("-c", str(pair[1].path))
+    for command in (
+        ("status",), ("can-stop",), ("doctor",), ("doctor", "--all"),
+        ("flip", "--to", "2"), ("flip", "--to", "1"),
+        ("promote", "--node", "2", "--remote"), ("demote", "--node", "1", "--remote"),
+    ):  # fmt: skip
+        done = hastore(command[0], *file, *command[1:])
+        said = done.stdout + done.stderr
+        assert command == ("can-stop",) or done.returncode == 0, (command, said)
+        assert "not answer" not in said and "no slave is in sync" not in said, (command, said)
