@@ -17,11 +17,13 @@ from hastore import __version__
 from hastore.config.file import edit_role, load_config
 from hastore.config.model import Config, Mode, Role
 from hastore.server.http_server import OPEN_PATHS
+from tests.documents.blocks import PAGES
 from tests.test_named_commands import commands_of, problem_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
 CONTAINER, KUBERNETES = DEPLOY / "container", DEPLOY / "kubernetes"
+MODULES = sorted((ROOT / "hastore").rglob("*.py"))
 FILES = [
     path
     for folder in (CONTAINER, KUBERNETES, DEPLOY / "systemd", DEPLOY / "airflow")
@@ -70,6 +72,17 @@ def test_the_image_starts_a_node_and_asks_it_for_its_health() -> None:
     extras = re.findall(r'"\.\[(.*)\]"', text)[0].split(",")
     setup = (ROOT / "setup.cfg").read_text()
     assert all(re.search(rf"^{one} =$", setup, re.MULTILINE) for one in extras)
+
+
+def test_no_page_installs_hastore_by_its_name_alone() -> None:
+    """It is not on PyPI, so pip would find nothing there, or what somebody else has put there."""
+    wheel = f"hastore-{__version__}-py3-none-any.whl["
+    pages = {page: (ROOT / page).read_text() for page in PAGES}
+    new = re.findall(r"/opt/hastore/bin/pip install .*", "".join(pages.values()))
+    assert len(new) == 3 and all(f'"dist/{wheel}' in line for line in new), new
+    for place, text in [*pages.items(), *((one, one.read_text()) for one in MODULES)]:
+        assert not re.search(r"--upgrade '?\"?hastore", text), f"{place}: it is sought on PyPI"
+    assert f'install "{wheel}spark]"' in pages["docs/pipeline.md"]
 
 
 def test_a_wheel_has_every_file_that_is_no_module() -> None:

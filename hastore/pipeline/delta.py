@@ -54,7 +54,7 @@ class DeltaLog:
         if tuple(map(int, re.findall(r"\d+", deltalake.__version__)[:2])) < _LEAST_VERSION:
             raise UsageError(
                 f"deltalake {deltalake.__version__} loses the number of a commit, and the next run "
-                'would undo that commit: pip install --upgrade "hastore[delta]"'
+                "would undo that commit: pip install --upgrade deltalake"
             )
         if (_ODD_IN_URL if "://" in place else _ODD_IN_PATH).search(place):
             raise UsageError(
