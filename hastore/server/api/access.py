@@ -338,9 +338,15 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
         topic = request.topic
         if topic is None or _may_see(identity, topic):
             return None
-        if isinstance(request, api.AskConfigs) and identity.is_admin:
+        if not isinstance(request, api.AskConfigs):
+            return no_right(identity, "consume", topic)
+        if identity.is_admin:
             return None
-        return no_right(identity, "consume", topic)
+        return (  # who asks for the settings of one topic is about to change them
+            f"identity {identity.name} is no admin, so it may not change topics, and has no right "
+            f"to consume {short(topic)}, so it may not see its settings; whoever keeps the node's "
+            "file of identities can set its `admin`"
+        )
     if isinstance(request, api.AskProducer):
         if is_anothers(request.producer.encode(), own_prefix(identity.name).encode()):
             return anothers_producer(identity, request.producer)

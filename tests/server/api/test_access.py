@@ -339,6 +339,17 @@ def test_each_request_needs_its_right(secured: Secured, request_: Any) -> None:
             assert not isinstance(reply, api.Failed), reply
 
 
+def test_who_is_about_to_change_a_topic_is_told_that_it_takes_an_admin(secured: Secured) -> None:
+    """A right to consume it would not help."""
+    shop = secured.identity("shop", produce='["orders"]')
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        prove(wire, shop)
+        reply = ask(wire, api.AskConfigs(1, "zz"))
+        assert reply.reason.startswith("identity shop is no admin, so it may not change topics")
+        assert reply.reason.endswith("can set its `admin`")
+
+
 def test_the_list_of_topics_names_none_that_an_identity_may_not_use(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
