@@ -8,6 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 
@@ -16,6 +17,7 @@ from hastore.cli.common import (
     DONE,
     FAILED,
     Seconds,
+    print_error,
     print_json,
     print_text,
     terminal_columns,
@@ -61,7 +63,7 @@ class Viewer:
             self._readings = [*last, read_groups(self._place, self._timeout_s, at_s)]
         return now.code
 
-    def shown(self) -> dict[str, object]:
+    def shown(self) -> dict[str, Any]:
         """Return the numbers of the frame after the last look."""
         before, now = [None, *self._looks][-2:]
         assert now is not None, "look first"
@@ -143,7 +145,10 @@ def _print_frame(viewer: Viewer, as_json: bool) -> None:
     if as_json:
         print_json(viewer.shown())
         return
-    for text, style in lines(viewer.shown(), terminal_columns()):
+    shown = viewer.shown()
+    for text in shown["errors"]:
+        print_error(text)
+    for text, style in lines({**shown, "errors": []}, terminal_columns()):
         print_text(text, style)
 
 

@@ -126,12 +126,15 @@ def test_one_frame_of_a_pair_and_of_one_whose_slave_is_down(pair):
     assert two["answers"] is False and two["silence"] == "refused"
     assert found["groups"] == [] and found["messages_per_s"] is None
     assert "puts that do not set acks are refused" in found["errors"][0]
+    done = once(pair, "--no-groups")
+    assert done.stderr.startswith("error: puts that do not set acks are refused")
+    assert done.stdout.startswith("node  role") and "error: " not in done.stdout
 
 
 def test_without_any_node_it_says_so(pair):
     pair.stop(1, 2)
     done = once(pair, "--timeout", "0.2")
-    assert done.returncode == 1 and done.stdout.startswith("error: ")
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and not done.stdout.strip()
 
 
 def test_wrong_usage(pair):
