@@ -188,15 +188,17 @@ class FakeStore:
     def _put_one(self, payload: bytes, at: int, parts: Any) -> FakePut:
         size, _, _, _, _, _, topic_at, topic_size, properties_at = parts
         queue_id = int.from_bytes(payload[at + 12 : at + 16], "big")
-        if queue_id >= self.default_queues:
-            return FakePut(ILLEGAL, reason=f"queue {queue_id} of {self.default_queues}")
+        topic = payload[topic_at : topic_at + topic_size].decode()
+        config = self.topic_table.recorded(topic)
+        count = self.default_queues if config is None else config.write_queues
+        if queue_id >= count:
+            return FakePut(ILLEGAL, reason=f"queue {queue_id} of {count}")
         properties = payload[properties_at : at + size]
         pid = find_property(properties, b"HS_PID")
         key = (pid or b"", find_property(properties, b"HS_SEQ") or b"")
         if pid is not None and key in self.seen:
             offset, end, queue, queue_offset = self.seen[key]
             return FakePut(OK, offset, end, queue, queue_offset, 0, True)
-        topic = payload[topic_at : topic_at + topic_size].decode()
         queue_units = self.units.setdefault((topic, queue_id), [])
         offset = len(self.log)
         record = bytearray(payload[at : at + size])

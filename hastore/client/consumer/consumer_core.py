@@ -336,9 +336,10 @@ class ConsumerCore(Core):
         if self.group:
             committed = yield from self._committed(self.group, order, deadline)
         readers = {}
+        # If the group has a position here, the queues without one have come after it.
+        at_end = self._start == "latest" and not (committed.keys() & ranges.keys())
         for queue_id, (first, end) in ranges.items():
-            start = Position(first if self._start == "earliest" else end)
-            place = committed.get(queue_id, start)
+            place = committed.get(queue_id, Position(end if at_end else first))
             readers[queue_id] = QueueReader(queue_id, place, place)
         if not readers:
             yield from self._without_queues()

@@ -34,6 +34,7 @@ from hastore.client.connections.requester import (
     Steps,
     expect,
 )
+from hastore.client.consumer.beginnings import Beginnings
 from hastore.client.consumer.consumer_core import (
     MAX_GROUP,
     ReadOptions,
@@ -98,16 +99,19 @@ class SharedCore(Core):
         options = reading.options
         self.wanted = reading.wanted
         self.group = reading.group
-        self._start = options.start
         self.timeout_s = options.timeout_s
         self._auto_commit_s = reading.auto_commit_s
         # Not at once: whether a first poll has a master yet, and commits, is a matter of chance.
         self._next_commit_ms = clock.monotonic_ms() + (reading.auto_commit_s or 0.0) * 1000.0
         self._clock = clock
         token = secrets.randbits(63)
+        self._beginnings: Beginnings | None = None
+        if options.start == "latest":
+            self._beginnings = Beginnings(requester, reading.group)
         self.sharing = Sharing(
-            requester, clock, reading.wanted, reading.group, member_id(token), token, self._begin
-        )
+            requester, clock, reading.wanted, reading.group, member_id(token), token, self._begin,
+            self._beginnings,
+        )  # fmt: skip
         self.mover = self.fetcher = self.sharing.fetcher = SharedFetcher(
             requester, clock, self.sharing.on_arrival,
             max_bytes=options.max_bytes, prefetch_bytes=options.prefetch_bytes,
@@ -117,7 +121,7 @@ class SharedCore(Core):
         self._silence = Silence(requester, f"consumer of {reading.wanted}")
         # Of the last poll: what it has moved. A seek has moved those in `fetcher.sought` since.
         self._moves: Moves = []
-        self._begun: Places = {}  # where reading has begun at the end of a queue: to be committed
+        self._begun: Places = {}  # where it began, with start="latest": to be committed
         self._fails = False  # the last commit that nobody asked for
         self.calls = 0  # of the listener, under way; the caller counts them
         self._told: list[TopicQueue] = []  # revoked, and the listener was told
@@ -339,13 +343,13 @@ class SharedCore(Core):
         """Return where to begin in a queue that was assigned."""
         if place.position is not None:
             return place.position
-        if self._start == "earliest":
+        if self._beginnings is None:
             return Position(place.first)
-        self._begun[name] = Position(place.end)
+        self._begun[name] = Position(place.end if self._beginnings.is_at_end(name) else place.first)
         return self._begun[name]
 
     def _commit_begun(self) -> Steps[None]:
-        """Commit where reading has begun at a queue's end: a later owner skips nothing then."""
+        """Commit where reading has begun with start="latest": a later owner skips nothing then."""
         deadline = self.requester.deadline(AUTO_COMMIT_S)
         self._drop_committed()  # by the caller, who is further on
         yield from self._commit_quietly(self._begun, deadline)

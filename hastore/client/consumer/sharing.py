@@ -21,6 +21,7 @@ from typing import NamedTuple
 from hastore.client.connections.requester import Requester, error_of
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.allocation import in_order, share_of
+from hastore.client.consumer.beginnings import FOR_NOW, Beginnings
 from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
 from hastore.client.consumer.subscription import TopicQueue, Wanted
 from hastore.clock import Clock
@@ -93,8 +94,12 @@ class Sharing:
         member: str,
         token: int,
         begin: Begin,
+        beginnings: Beginnings | None,
     ) -> None:
-        """Prepare; `begin` says where to begin in a queue that was assigned."""
+        """Prepare; `begin` says where to begin in a queue that was assigned.
+
+        `beginnings`, of a member that starts at the latest: it asks before the member joins.
+        """
         self._requester = requester
         self._clock = clock
         self._wanted = wanted
@@ -102,10 +107,12 @@ class Sharing:
         self.member = member
         self._token = token
         self._begin = begin
+        self._beginnings = beginnings
         self._nodes: dict[str, _Node] = {}
         self._topics = set(wanted.names)  # patterns add to them
         self._list_rid: int | None = None
         self._next_list_ms = 0.0
+        self._has_listed = False
         self._master: str | None = None
         self.joined: api.Joined | None = None  # the master's answer
         self._mine: set[TopicQueue] = set()  # by that answer
@@ -182,6 +189,8 @@ class Sharing:
         self._forget_taking()
         self._renewing = self._unlocking = None
         self._list_rid = None
+        if self._beginnings is not None:
+            self._beginnings.recover()
         for node in self._nodes.values():
             node.next_ms = 0.0
         self._next_take_ms = self._next_renew_ms = self._next_list_ms = self._next_ms = 0.0
@@ -262,6 +271,10 @@ class Sharing:
         transport = self._requester.transport
         if self._is_closing:
             return
+        beginnings = self._beginnings
+        if beginnings is not None and not beginnings.learn(self._topics, self._master, now):
+            self._by(now + AGAIN_MS)
+            return
         for address in self._requester.cluster.addresses:
             node = self._node(address)
             if not transport.is_up(address):
@@ -303,10 +316,13 @@ class Sharing:
             )
             return
         if found != self._topics:
+            if self._beginnings is not None and self._has_listed:
+                self._beginnings.came(found - self._topics)
             self._topics = set(found)
             for node in self._nodes.values():
                 node.next_ms = 0.0
             self._next_ms = 0.0
+        self._has_listed = True
 
     def _take_joined(self, address: str, joined: api.Joined) -> None:
         node = self._node(address)
@@ -326,6 +342,8 @@ class Sharing:
                     self._group, topic,
                 )  # fmt: skip
         self.joined = joined
+        if self._beginnings is not None:
+            self._beginnings.joined(joined)
         self._share_out(joined)
 
     def _share_out(self, joined: api.Joined) -> None:
@@ -455,8 +473,14 @@ class Sharing:
     def on_arrival(self, arrival: Arrival) -> None:
         """Take an arrival, if it is about this membership."""
         reply, address = arrival.reply, arrival.address
+        beginnings = self._beginnings
         if self._requester.cluster.master != self._master:
             self._next_ms = 0.0
+        if beginnings is not None and beginnings.take(arrival, self._clock.monotonic_ms()):
+            self._next_ms = 0.0
+            if isinstance(reply, api.Failed) and reply.status in FOR_NOW:
+                self._is_refused(reply)
+            return
         if reply is None:
             self._connection(arrival)
         elif isinstance(reply, api.Notice):

@@ -120,6 +120,21 @@ def test_start_at_the_latest(node: Node) -> None:
         assert sorted(int(m.body) for m in read(consumer, 4)) == [8, 9, 10, 11]
 
 
+def test_a_group_at_the_latest_reads_queues_that_came_meanwhile(node: Node) -> None:
+    fill(node, 8)
+    with Consumer("t", [node.address], group="g", start="latest") as consumer:
+        consumer.commit()
+    with Admin([node.address]) as admin:
+        admin.set_topic("t", queues=6)
+    with Producer([node.address]) as producer:
+        for queue in (4, 5):
+            producer.send_sync("t", b"%d" % queue, queue=queue)
+    with Consumer("t", [node.address], group="g", start="latest") as consumer:
+        assert sorted(int(m.body) for m in read(consumer, 2)) == [4, 5]
+    with Consumer("t", [node.address], group="g", start="latest", queues=[4, 5]) as consumer:
+        assert consumer.lag() == {4: 0, 5: 0}, "its own queues are new to the group"
+
+
 def test_iteration_ends_with_close(node: Node) -> None:
     fill(node, 10)
     consumer = Consumer("t", [node.address])

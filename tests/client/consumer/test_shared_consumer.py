@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hastore import Consumer, Producer, RebalanceListener, SharedConsumer, TopicQueue, aio
+from hastore import Admin, Consumer, Producer, RebalanceListener, SharedConsumer, TopicQueue, aio
 from hastore.client.consumer import sharing
 from hastore.client.consumer.positions_client import Positions
 from hastore.errors import ClientError, FencedError, HastoreError, ProtocolError, UsageError
@@ -589,6 +589,66 @@ def test_a_start_at_the_end_is_committed_at_once(
     fill(shared, 4)
     one.close()
     assert len(take(member(start="latest"), 4)) == 4, "they came after the group's beginning"
+
+
+def test_a_start_at_the_end_steps_over_nothing_that_comes_while_the_group_exists(
+    shared: SharedNode, member: Callable[..., SharedConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New topics of a pattern, new queues and retries are read from their beginning."""
+    monkeypatch.setattr(sharing, "LIST_MS", 100.0)
+    monkeypatch.setattr(sharing, "JOIN_MS", 200.0)
+    for topic in ("a-1", "t"):
+        fill(shared, 40, topic)
+    one = member(["a-*", "t"], start="latest")
+    settle(one, sizes=[4])
+    settle(one, sizes=[4], topic="a-1")
+    assert one.poll(timeout_s=0.1) == []
+    fill(shared, 4, "a-2")
+    with Admin([shared.address]) as admin:
+        admin.set_topic("t", queues=6)
+    with Producer([shared.address]) as producer:
+        for queue in (4, 5):
+            producer.send_sync("t", b"t/%d/0" % queue, queue=queue)
+        producer.send_sync("%RETRY%g", b"again", queue=0)
+    expected = [b"a-2/0/0", b"a-2/1/0", b"a-2/2/0", b"a-2/3/0", b"again", b"t/4/0", b"t/5/0"]
+    assert sorted(take(one, 7)) == expected
+    assert not any(one.lag().values())
+    committed = one.committed()
+    assert committed[TopicQueue("t", 4)].queue_offset == 0, "where it began"
+    assert committed[TopicQueue("t", 0)].queue_offset == 10
+
+
+def test_a_restart_at_the_end_reads_queues_that_came_meanwhile(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """The members may have only new queues: what the group has in the others counts."""
+    fill(shared, 40)
+    one = member(start="latest")
+    settle(one, sizes=[4])
+    assert one.poll(timeout_s=0.1) == []
+    one.close()
+    with Admin([shared.address]) as admin:
+        admin.set_topic("t", queues=8)
+    with Producer([shared.address]) as producer:
+        for queue in range(4, 8):
+            producer.send_sync("t", b"t/%d/0" % queue, queue=queue)
+    one, two = member(start="latest"), member(start="latest")
+    settle(one, two, sizes=[4, 4])
+    found = [*one.poll(timeout_s=0.1), *two.poll(timeout_s=0.1)]
+    while len(found) < 4:
+        found += [*one.poll(timeout_s=0.1), *two.poll(timeout_s=0.1)]
+    assert sorted(message.body for message in found) == [b"t/%d/0" % n for n in range(4, 8)]
+
+
+def test_the_members_of_a_new_group_all_start_at_the_end(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """One of them commits where it begins while the other has not begun."""
+    fill(shared, 40)
+    one, two = member(start="latest"), member(start="latest")
+    settle(one, two, sizes=[2, 2])
+    assert one.poll(timeout_s=0.1) == two.poll(timeout_s=0.1) == []
+    assert {at.queue_offset for at in one.committed().values()} == {10}
 
 
 @pytest.mark.parametrize("commits", [False, True])
