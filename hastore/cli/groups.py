@@ -53,8 +53,11 @@ class Place:
         return max(0, self.end - max(self.first, self.position))
 
 
-def read_places(addresses: list[str]) -> dict[str, list[Place]]:
-    """Return all groups with their positions, in the order of topics and queues.
+Ranges = Mapping[str, QueueRanges]  # by topic
+
+
+def read_places(addresses: list[str]) -> tuple[dict[str, list[Place]], Ranges]:
+    """Return all groups with their positions, in the order of topics and queues, and all queues.
 
     Positions in queues that the log does not have any more are left out.
     """
@@ -71,7 +74,23 @@ def read_places(addresses: list[str]) -> dict[str, list[Place]]:
             for queue, offset in offsets.items()
             if queue in ranges.get(topic, {})
         ]
-    return found
+    return found, ranges
+
+
+def _tell_unread(group: str, places: list[Place], ranges: Ranges) -> None:
+    """Say which queues with messages count as no lag, since the group has no position there."""
+    for topic in sorted({one.topic for one in places}):
+        known = {one.queue for one in places if one.topic == topic}
+        left = {
+            queue: end - first
+            for queue, (first, end) in ranges[topic].items()
+            if queue not in known and end > first
+        }
+        if left:
+            print_note(
+                f"not counted as lag: {counted(sum(left.values()), 'message')} in queue"
+                f" {_runs_text(sorted(left))} of topic {topic}, where group {group} has no position"
+            )
 
 
 @click.group("groups", short_help="Show and move consumer groups, and delete their settings.")
@@ -81,7 +100,8 @@ def groups_group() -> None:
     A group is known by its committed positions, whoever committed them: hastore's consumers,
     RocketMQ's, or `hastore positions import`. The lag is counted in messages up to the readable end
     of each queue; messages that a consumer has fetched but not committed count, those that
-    retention has removed do not.
+    retention has removed do not. Queues in which the group has no position do not count either; a
+    note names those that have messages.
     """
 
 
@@ -93,7 +113,7 @@ groups_group.add_command(delete_command)
 @with_json
 def list_command(bootstrap: str | None, as_json: bool) -> int:
     """Show all groups: how many topics and queues they read, and how many messages they lag."""
-    found = read_places(bootstrap_addresses(bootstrap))
+    found, ranges = read_places(bootstrap_addresses(bootstrap))
     rows = []
     for group, places in found.items():
         topics, lag = {one.topic for one in places}, sum(one.lag for one in places)
@@ -105,6 +125,8 @@ def list_command(bootstrap: str | None, as_json: bool) -> int:
     if not as_json and rows:
         numbers = ("topics", "queues", "lag")
         _print_table(["group", *numbers], rows, numbers)
+    for group, places in found.items():
+        _tell_unread(group, places, ranges)
     if not found:
         print_note("no group has committed a position")
     return DONE
@@ -122,7 +144,7 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
     or one of RocketMQ's that reads in order. See `hastore groups members` for all members.
     """
     addresses = bootstrap_addresses(bootstrap)
-    found = read_places(addresses)
+    found, ranges = read_places(addresses)
     places = [one for one in _places_of(found, group) if topic in (None, one.topic)]
     owners = _owners(addresses, group) if places else {}
     rows = []
@@ -145,6 +167,7 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
     if not as_json and rows:
         right = ("queue", "position", "end", "lag")
         _print_table(["topic", *right, "member"], rows, right)
+    _tell_unread(group, places, ranges)
     if not rows:
         print_note(f"group {group} has no position" + (f" in topic {topic}" if topic else ""))
     return DONE
@@ -223,15 +246,19 @@ def _ranges_text(queues: dict[str, list[int]] | None) -> str:
     """Return queues as a text, such as "orders 0-3, 7; refunds 0"."""
     parts = []
     for topic, ids in (queues or {}).items():
-        runs: list[list[int]] = []
-        for one in ids:
-            if runs and runs[-1][1] == one - 1:
-                runs[-1][1] = one
-            else:
-                runs.append([one, one])
-        texts = (str(a) if a == b else f"{a}-{b}" for a, b in runs)
-        parts.append(f"{topic} {', '.join(texts)}")
+        parts.append(f"{topic} {_runs_text(ids)}")
     return "; ".join(parts) or "-"
+
+
+def _runs_text(ids: list[int]) -> str:
+    """Return sorted numbers as a text, such as "0-3, 7"."""
+    runs: list[list[int]] = []
+    for one in ids:
+        if runs and runs[-1][1] == one - 1:
+            runs[-1][1] = one
+        else:
+            runs.append([one, one])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 @groups_group.command("lag", short_help="Show how many messages groups lag, by topic.")
@@ -246,10 +273,12 @@ def _ranges_text(queues: dict[str, list[int]] | None) -> str:
 @with_json
 def lag_command(only: str | None, limit: int | None, bootstrap: str | None, as_json: bool) -> int:
     """Show how many messages each group lags in each topic."""
-    found = read_places(bootstrap_addresses(bootstrap))
+    found, ranges = read_places(bootstrap_addresses(bootstrap))
     lags: dict[tuple[str, str], int] = {}
     for group in found if only is None else [only]:
-        for one in _places_of(found, group):
+        places = _places_of(found, group)
+        _tell_unread(group, places, ranges)
+        for one in places:
             key = group, one.topic
             lags[key] = lags.get(key, 0) + one.lag
     for (group, topic), lag in lags.items() if as_json else ():

@@ -71,6 +71,17 @@ def test_list_describe_and_lag_agree(node, groups):
     assert lines[1].split() == ["T", "0", "3", "10", "7", "-"]
 
 
+def test_queues_without_a_position_are_named(node, groups):
+    """They count as no lag, and a consumer that reads some queues only has none in the others."""
+    commit(node, "half", "T", {0: 10})
+    note = "not counted as lag: 10 messages in queue 1 of topic T, where group half has no position"
+    for arguments in (("lag", "--group", "half", "--max", "0"), ("describe", "half"), ("list",)):
+        done = groups(*arguments)
+        assert done.returncode == 0 and note in done.stderr
+    commit(node, "half", "T", {1: 10})
+    assert "half" not in groups("list").stderr
+
+
 def test_members_are_shown_with_their_queues(node, groups):
     commit(node, "shared", "T", {0: 0, 1: 0})
     none = groups("members", "shared")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, TypeGuard
 
@@ -32,6 +32,7 @@ from hastore.client.connections.requester import (
 )
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.fetcher import ON_LOST, Fetcher, QueueReader
+from hastore.client.consumer.new_queues import NewQueues
 from hastore.client.messages import Message, Position, SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import ClientError, NotStoredError, UnreachableError, UsageError
@@ -50,6 +51,7 @@ MAX_GROUP = 255  # characters
 COMMIT_QUEUES = 1_000  # in a request; a node takes 1,024 of a topic's up to 4,096
 POLL_S = 1.0  # how often an iteration checks whether the client is closed
 PAUSE_S = 0.05  # before the queues are looked for again
+NAMED = 8  # queues in a text
 NO_QUEUES_S = 1.0  # the same, if the topic has none for consumers
 
 
@@ -97,6 +99,9 @@ class ConsumerCore(Core):
         self._preparing_wait_s = 0.0
         self._not_prepared: ClientError | None = None
         self._silence = Silence(requester, f"consumer of {reading.topic}")
+        self._new_queues: NewQueues | None = None  # once the queues are found: if it reads all
+        self._clock = clock
+        self._prepared_of: api.Topics | None = None  # the topic, until a poll has looked at it
         self.mover = self.fetcher = Fetcher(
             requester,
             reading.topic,
@@ -106,6 +111,7 @@ class ConsumerCore(Core):
             prefer_master=options.read_from == "master",
             on_lost=options.on_lost,
             wanted=options.wanted,
+            first_on_arrival=self._on_arrival,
         )
         keep_freed(options.prefetch_bytes)
 
@@ -181,7 +187,8 @@ class ConsumerCore(Core):
 
     def lag(self) -> Steps[dict[int, int]]:
         """Return how many messages are left in each queue."""
-        ends, queues = (yield from self.end_offsets()), self.fetcher.queues
+        ends = yield from self.end_offsets()
+        queues = self.fetcher.queues
         return {
             queue_id: max(0, end - queues[queue_id].next.queue_offset)
             for queue_id, end in ends.items()
@@ -249,8 +256,13 @@ class ConsumerCore(Core):
         try:
             if not fetcher.queues and not (yield from self._prepare_until(deadline)):
                 return None
+            if self._new_queues is not None:
+                self._new_queues.look()
+            self._warn_of_missing()
             fetcher.pump()
             while not (found := look()):
+                if self._new_queues is not None:
+                    self._new_queues.look()
                 left = requester.left_s(deadline)
                 yield from fetcher.step(left)
                 self._silence.look()
@@ -331,7 +343,8 @@ class ConsumerCore(Core):
         """Before the first use, find the queues and the start position in each."""
         deadline = self._deadline()
         order = yield from self._survey(deadline)
-        ranges = yield from self._ranges(order, deadline)
+        topics = yield from self._topics(order, deadline)
+        ranges = self._ranges_of(topics)
         committed: dict[int, Position] = {}
         if self.group:
             committed = yield from self._committed(self.group, order, deadline)
@@ -343,6 +356,9 @@ class ConsumerCore(Core):
             readers[queue_id] = QueueReader(queue_id, place, place)
         if not readers:
             yield from self._without_queues()
+        self._prepared_of = topics
+        if self._wanted is None:
+            self._new_queues = NewQueues(self.requester, self._clock, self.topic, self._adopt)
         self.fetcher.queues = readers  # in one step: a call may be interrupted anywhere
 
     def _without_queues(self) -> Steps[None]:
@@ -357,11 +373,49 @@ class ConsumerCore(Core):
         yield from self.requester.pause(NO_QUEUES_S)
         raise failure
 
-    def _ranges(self, order: list[str], deadline: float) -> Steps[dict[int, tuple[int, int]]]:
+    def _warn_of_missing(self) -> None:
+        """Say once that the topic or a queue does not exist: its name may be wrong."""
+        topics, self._prepared_of = self._prepared_of, None
+        if topics is None:
+            return
+        known = topics.topics.get(self.topic)
+        count = max(topics.default_queues, max(known or (), default=-1) + 1)
+        missing = [queue for queue in self._wanted or () if queue >= count]
+        if known is None:
+            log.warning("topic %s does not exist yet; it is read once it does", self.topic)
+        elif missing:
+            names = ", ".join(map(str, missing[:NAMED]))
+            log.warning(
+                "topic %s has %d queues, not yet queue %s; that is read once it exists",
+                self.topic, count, names,
+            )  # fmt: skip
+
+    def _on_arrival(self, arrival: Arrival) -> None:
+        if self._new_queues is not None:
+            self._new_queues.on_arrival(arrival)
+
+    def _adopt(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Read queues, too, that the topic got meanwhile, from their first message."""
+        queues = self.fetcher.queues
+        new = sorted(ranges.keys() - queues.keys())
+        if not new or not queues:
+            return
+        is_paused = all(queue.is_paused for queue in queues.values())
+        more = {}
+        for queue_id in new:
+            place = Position(ranges[queue_id][0])
+            more[queue_id] = QueueReader(queue_id, place, place, is_paused=is_paused)
+        self.fetcher.queues = queues | more  # another dict: a call may be in a loop over that one
+        log.info("topic %s has %d more queues now; they are read, too", self.topic, len(new))
+
+    def _topics(self, order: list[str], deadline: float) -> Steps[api.Topics]:
         reply, _ = yield from self.requester.ask_in_turn(
             order, lambda rid: api.AskTopics(rid, self.topic), deadline
         )
-        topics = expect(api.Topics, reply)
+        return expect(api.Topics, reply)
+
+    def _ranges_of(self, topics: api.Topics) -> dict[int, tuple[int, int]]:
+        """Return the range of each queue that is wanted."""
         known = topics.topics.get(self.topic, {})
         wanted = self._wanted
         if wanted is None:
@@ -378,7 +432,11 @@ class ConsumerCore(Core):
 
     def _ranges_now(self, deadline: float) -> Steps[dict[int, tuple[int, int]]]:
         order = yield from self._survey(deadline)
-        return (yield from self._until_taken(partial(self._ranges, order, deadline), deadline))
+        ask = partial(self._topics, order, deadline)
+        ranges = self._ranges_of((yield from self._until_taken(ask, deadline)))
+        if self._wanted is None:
+            self._adopt(ranges)
+        return ranges
 
     def _place_of_time(
         self, queue_id: int, timestamp_ms: int, order: list[str], deadline: float

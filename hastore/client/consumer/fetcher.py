@@ -14,7 +14,7 @@ greater.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -170,8 +170,12 @@ class Fetcher:
         prefer_master: bool,
         on_lost: str,
         wanted: api.Filter | None = None,
+        first_on_arrival: Callable[[Arrival], None] | None = None,
     ) -> None:
-        """Prepare; from now on `requester` delivers its arrivals here."""
+        """Prepare; from now on `requester` delivers its arrivals here.
+
+        `first_on_arrival` gets each arrival before the fetcher does.
+        """
         self._requester = requester
         self._topic = topic
         self._clock = clock
@@ -180,6 +184,7 @@ class Fetcher:
         self._prefer_master = prefer_master
         self._on_lost = on_lost
         self.wanted = wanted
+        self._first_on_arrival = first_on_arrival
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
         # `sought`: the keys of queues that a seek or `on_lost` has moved, until the core takes them
@@ -352,6 +357,8 @@ class Fetcher:
         return self.wanted
 
     def _on_arrival(self, arrival: Arrival) -> None:
+        if self._first_on_arrival is not None:
+            self._first_on_arrival(arrival)
         reply = arrival.reply
         if reply is None:
             if arrival.up:

@@ -58,12 +58,12 @@ class SharedFetcher(Fetcher):
         wanted: Filter | None = None,
     ) -> None:
         """Prepare; `on_arrival` gets each arrival before the fetcher does."""
-        self._first_on_arrival = on_arrival
         self.mine: dict[TopicQueue, SharedQueue] = {}
         self._handles = 0
         super().__init__(
             requester, "", clock, max_bytes=max_bytes, prefetch_bytes=prefetch_bytes,
             prefer_master=prefer_master, on_lost=on_lost, wanted=wanted,
+            first_on_arrival=on_arrival,
         )  # fmt: skip
 
     def add(self, name: TopicQueue, position: Position, lease_ms: float) -> SharedQueue:
@@ -102,7 +102,3 @@ class SharedFetcher(Fetcher):
     def _filter_of(self, queue: QueueReader) -> Filter | None:
         """Return the filter, but none for retries: as in RocketMQ, these are chosen already."""
         return None if self._topic_of(queue).startswith(RETRY_PREFIX) else self.wanted
-
-    def _on_arrival(self, arrival: Arrival) -> None:
-        self._first_on_arrival(arrival)
-        super()._on_arrival(arrival)

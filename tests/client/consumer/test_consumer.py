@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from hastore import Admin, Consumer, Message, Position, Producer, aio
-from hastore.client.consumer import fetcher
+from hastore.client.consumer import fetcher, new_queues
 from hastore.errors import (
     NotStoredError,
     PositionLostError,
@@ -133,6 +133,55 @@ def test_a_group_at_the_latest_reads_queues_that_came_meanwhile(node: Node) -> N
         assert sorted(int(m.body) for m in read(consumer, 2)) == [4, 5]
     with Consumer("t", [node.address], group="g", start="latest", queues=[4, 5]) as consumer:
         assert consumer.lag() == {4: 0, 5: 0}, "its own queues are new to the group"
+
+
+@pytest.mark.parametrize("begins_before_the_topic", [True, False])
+def test_queues_that_a_topic_gets_later_are_read_too(
+    node: Node, monkeypatch: pytest.MonkeyPatch, begins_before_the_topic: bool
+) -> None:
+    monkeypatch.setattr(new_queues, "LOOK_MS", 100.0)
+    if not begins_before_the_topic:
+        fill(node, 4)
+    with Consumer("t", [node.address], group="g", start="latest") as consumer:
+        assert consumer.poll(timeout_s=0.1) == [] and len(consumer.positions()) == 4
+        with Admin([node.address]) as admin:
+            (admin.create_topic if begins_before_the_topic else admin.set_topic)("t", queues=16)
+        with Producer([node.address]) as producer:
+            for queue in range(16):
+                producer.send_sync("t", b"%d" % queue, queue=queue)
+        assert sorted(int(m.body) for m in read(consumer, 16)) == list(range(16))
+        consumer.commit()
+        assert len(consumer.committed()) == 16
+
+
+def test_the_lag_has_queues_that_have_just_come(node: Node) -> None:
+    fill(node, 4)
+    with Consumer("t", [node.address]) as consumer:
+        read(consumer, 4)
+        consumer.pause()
+        with Admin([node.address]) as admin:
+            admin.set_topic("t", queues=5)
+        with Producer([node.address]) as producer:
+            producer.send_sync("t", b"4", queue=4)
+        assert consumer.lag() == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1}
+        assert consumer.poll(timeout_s=0.1) == [], "all queues are paused"
+        consumer.resume()
+        assert [m.body for m in read(consumer, 1)] == [b"4"]
+
+
+def test_a_topic_or_a_queue_that_does_not_exist_is_named_once(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Consumer("t", [node.address]) as consumer:
+        assert consumer.poll(timeout_s=0.1) == consumer.poll(timeout_s=0.1) == []
+    fill(node, 3)
+    with Consumer("t", [node.address], queues=[3, 9]) as consumer:
+        assert consumer.poll(timeout_s=0.1) == consumer.poll(timeout_s=0.1) == []
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "topic t does not exist yet; it is read once it does",
+        "topic t has 4 queues, not yet queue 9; that is read once it exists",
+    ]
 
 
 def test_iteration_ends_with_close(node: Node) -> None:
