@@ -23,7 +23,7 @@ from hastore.cli.own_node import wait_replayed
 from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.consumer_core import Start
-from hastore.client.messages import FoundMessages, Message
+from hastore.client.messages import FoundMessages, Message, Position
 from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.record.message_filter import make_filter
 from hastore.store.offline.inspect import body_field
@@ -208,6 +208,36 @@ def _to_the_end(
             )
 
 
+class _Commits:
+    """What a command commits for the group that it was given, if it was."""
+
+    def __init__(self, consumer: Consumer, group: str | None, start: str) -> None:
+        """Commit where the group begins, if that is the end: the next run must not begin later."""
+        self._consumer = consumer if group is not None else None
+        self._done: dict[int, Position] | None = None
+        if start != "latest" and group is not None:
+            self._done = consumer.positions()
+        self.commit()
+
+    def commit(self) -> None:
+        """Commit if the positions have moved, also past messages that a filter does not want."""
+        if self._consumer is None:
+            return
+        places = self._consumer.positions()
+        if places != self._done:
+            self._consumer.commit()
+            self._done = places
+
+
+def _nothing_yet(
+    addresses: list[str], topic: str, group: str | None, queues: list[int] | None, start: Start
+) -> None:
+    """Begin where there is no message; raises ForbiddenError for a topic without a right."""
+    with Consumer(topic, addresses, group=group, queues=queues, start=start) as consumer:
+        consumer.positions()  # topics without a right are not listed
+        _Commits(consumer, group, start)
+
+
 @click.command("consume", short_help="Print the messages of a topic.")
 @click.argument("topic", shell_complete=complete_topics)
 @click.option(
@@ -254,8 +284,8 @@ def consume_command(
     """Print the messages of TOPIC, one body per line, up to its present end.
 
     With --group the messages of a queue in which the group has a position begin there, and each
-    batch is committed after it was printed. Exit code 1: a body does not decompress. The other
-    messages are printed all the same.
+    batch is committed after it was printed; where `--from latest` begins is committed at once. Exit
+    code 1: a body does not decompress. The other messages are printed all the same.
     """
     template = None if form is None else Template(form)
     if template is not None and as_json:
@@ -269,26 +299,27 @@ def consume_command(
     wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
+    queues = None if queue_id is None else [queue_id]
+    place: Start = "latest" if start == "latest" else "earliest"
     if not ranges and not follow:
-        with Consumer(topic, addresses) as consumer:
-            consumer.positions()  # raises ForbiddenError: topics without a right are not listed
+        _nothing_yet(addresses, topic, group, queues, place)
         print_note(f"topic {topic} has no messages yet")
         return DONE
     if queue_id is not None and queue_id not in ranges and not follow:
+        _nothing_yet(addresses, topic, group, queues, place)
         held = ", ".join(map(str, sorted(ranges)))
         print_note(
             f"queue {queue_id} of topic {topic} has no messages; the topic has the queues {held}"
         )
         return DONE
-    queues = None if queue_id is None else [queue_id]
     ends = {queue: end for queue, (_, end) in ranges.items()}
     printed, whole = 0, True
-    place: Start = "latest" if start == "latest" else "earliest"
     with Consumer(
         topic, addresses, group=group, queues=queues, start=place, tags=tags, sql=sql
     ) as consumer:
         if start not in ("earliest", "latest"):
             seek(consumer, queue_id, start, ends)
+        commits = _Commits(consumer, group, start)
 
         def left() -> int:
             return POLL_MESSAGES if most is None else most - printed
@@ -298,9 +329,9 @@ def consume_command(
             whole &= _print(wanted, as_json, raw, template)
             if (follow or group is not None) and not as_json:
                 sys.stdout.buffer.flush()
-            if group is not None and batch:
-                consumer.commit()
+            commits.commit()
             printed += len(wanted)
             if printed == most:
                 break
+        commits.commit()
     return DONE if whole else FAILED

@@ -234,6 +234,42 @@ def test_consume_follows_until_it_has_enough(command):
     assert (code, lines) == (0, ["x"])
 
 
+def test_consume_commits_where_a_group_begins(command):
+    """A run that prints nothing has a place, too: the next one goes on there."""
+    from_latest = ("consume", "cron", "--group", "cron", "--from", "latest")
+    command("produce", "cron", stdin=b"old\n" * 8)
+    assert command(*from_latest)[1] == []
+    command("produce", "cron", stdin=b"new\n" * 8)
+    assert command(*from_latest)[1] == ["new"] * 8
+    assert command(*from_latest)[1] == []
+
+
+def test_consume_commits_where_a_group_begins_also_before_the_first_message(command):
+    from_latest = ("consume", "cron2", "--group", "cron", "--from", "latest")
+    assert command(*from_latest)[1] == []
+    command("produce", "cron2", stdin=b"new\n" * 8)
+    assert command(*from_latest)[1] == ["new"] * 8
+    # A queue of its own: the others have a position already.
+    of_one = ("consume", "cron3", "--group", "cron", "--from", "latest", "--queue", "1")
+    command("produce", "cron3", "--queue", "0", stdin=b"other\n")
+    assert command(*of_one)[1] == []
+    command("produce", "cron3", "--queue", "1", stdin=b"new\n")
+    assert command(*of_one)[1] == ["new"]
+
+
+def test_consume_commits_what_its_filter_has_passed(command):
+    command("produce", "rare", stdin=b"x\n" * 16)
+    of_group = ("consume", "rare", "--group", "rare", "--tags", "rare")
+    lag = ("groups", "lag", "--group", "rare", "--json")
+    assert command(*of_group)[1] == []
+    assert [one["lag"] for one in objects(command(*lag)[1])] == [0]
+    command("produce", "rare", "--tag", "rare", stdin=b"y\n")
+    assert command(*of_group)[1] == ["y"]
+    command("produce", "rare", stdin=b"z\n" * 16)
+    assert command(*of_group)[1] == []
+    assert [one["lag"] for one in objects(command(*lag)[1])] == [0]
+
+
 def test_an_empty_topic_is_not_an_error(command):
     assert command("consume", "nosuch") == (0, [], "topic nosuch has no messages yet\n")
 
