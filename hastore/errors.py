@@ -281,11 +281,19 @@ class PositionBehindError(ClientError):
 class PositionLostError(ClientError):
     """The position is below the minimum offset, beyond the end, or was cut away by a failover.
 
-    `queue_id` is the position's queue; `common` is the last valid position, None if unknown.
+    `topic` and `queue_id` are the position's queue; `common` is the last valid position. Each is
+    None if unknown.
     """
 
-    def __init__(self, message: str, queue_id: int | None = None, common: object = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        queue_id: int | None = None,
+        common: object = None,
+        topic: str | None = None,
+    ) -> None:
         super().__init__(message)
+        self.topic = topic
         self.queue_id = queue_id
         self.common = common
 

@@ -1,8 +1,10 @@
 """`hastore consume` and `hastore query`: print the messages of a topic, or find single ones."""
 
+import contextlib
 import datetime
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -20,11 +22,11 @@ from hastore.cli.common import (
 from hastore.cli.completing import complete_groups, complete_topics
 from hastore.cli.message_text import FORMAT_HELP, Template, has_key
 from hastore.cli.own_node import wait_replayed
-from hastore.client.consumer.admin import Admin
+from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.consumer import Consumer
-from hastore.client.consumer.consumer_core import Start
+from hastore.client.consumer.consumer_core import OnLost, Start
 from hastore.client.messages import FoundMessages, Message, Position
-from hastore.errors import ClientError, CorruptRecordError, UsageError
+from hastore.errors import ClientError, CorruptRecordError, PositionLostError, UsageError
 from hastore.record.message_filter import make_filter
 from hastore.store.offline.inspect import body_field
 
@@ -154,17 +156,23 @@ def read_topic(addresses: list[str], topic: str, wait_s: float) -> Iterator[list
             yield batch
 
 
+def _offset(start: str) -> int | None:
+    """Return the queue offset that a place is; None if it is another place."""
+    return int(start) if start.isascii() and start.isdigit() and len(start) <= 18 else None
+
+
 def seek(consumer: Consumer, queue_id: int | None, start: str, ends: Mapping[int, int]) -> None:
     """Go to `start`: a queue offset, or an ISO 8601 time (in UTC unless it has a UTC offset).
 
     `ends` are those of the queues. Of all queues, those that end before the offset have nothing.
     """
-    if start.isascii() and start.isdigit() and len(start) <= 18:
+    offset = _offset(start)
+    if offset is not None:
         if queue_id is not None:
-            consumer.seek(queue_id, int(start))
+            consumer.seek(queue_id, offset)
             return
         for queue in list(consumer.positions()):
-            consumer.seek(queue, min(int(start), ends.get(queue, 0)))
+            consumer.seek(queue, min(offset, ends.get(queue, 0)))
         return
     forms = "earliest, latest, a queue offset or a time like 2026-01-31T12:00:00Z"
     consumer.seek_to_time(parse_moment("--from", start, forms))
@@ -183,18 +191,51 @@ def parse_moment(
     return moment
 
 
+def _poll(consumer: Consumer, most: int, begin: int | None) -> list[Message]:
+    """Poll; what retention has removed from `begin` on, which was asked for, is left out."""
+    try:
+        return consumer.poll(most, timeout_s=POLL_S)
+    except PositionLostError as lost:
+        queue, first = lost.queue_id, lost.common
+        if begin is None or queue is None or not isinstance(first, Position):
+            raise
+        if consumer.position(queue).queue_offset != begin or first.queue_offset <= begin:
+            raise  # it has read there, or there is nothing yet
+        consumer.seek(queue, first)
+        print_note(
+            f"queue {queue} has no message before queue offset {first.queue_offset:,}: it is read"
+            " from there"
+        )
+        return []
+
+
+@contextlib.contextmanager
+def _naming_a_remedy(topic: str, group: str | None) -> Iterator[None]:
+    """Say what can be done about a lost position."""
+    try:
+        yield
+    except PositionLostError as lost:
+        text = f"{lost}; to go on at the first message that is left, add --on-lost earliest"
+        if group is not None:
+            move = f"hastore groups reset {group} --topic {topic} --to earliest"
+            text += f", or move the group with `{move}`"
+        raise ClientError(text) from lost
+
+
 def _to_the_end(
-    consumer: Consumer, ends: dict[int, int], follow: bool, most: Callable[[], int], whole: bool
-) -> Iterator[list[Message]]:
+    consumer: Consumer, ends: dict[int, int], follow: bool, most: Callable[[], int], whole: bool,
+    begin: int | None,
+) -> Iterator[list[Message]]:  # fmt: skip
     """Yield batches up to `ends` (queue -> queue offset); with `follow`, for ever.
 
     A batch has at most `most()` messages. With `whole` what a poll returns beyond the ends is
-    yielded too: its position is committed afterwards.
+    yielded too: its position is committed afterwards. `begin`: the queue offset to begin at that
+    was asked for, if one was.
     """
     waited_s = 0.0
     before = places = consumer.positions()
     while follow or any(place.queue_offset < ends.get(queue, 0) for queue, place in places.items()):
-        batch = consumer.poll(min(POLL_MESSAGES, most()), timeout_s=POLL_S)
+        batch = _poll(consumer, min(POLL_MESSAGES, most()), begin)
         if follow or whole:
             yield batch
         else:
@@ -229,13 +270,27 @@ class _Commits:
             self._done = places
 
 
-def _nothing_yet(
-    addresses: list[str], topic: str, group: str | None, queues: list[int] | None, start: Start
-) -> None:
-    """Begin where there is no message; raises ForbiddenError for a topic without a right."""
-    with Consumer(topic, addresses, group=group, queues=queues, start=start) as consumer:
+def _tell_of_nothing(
+    make: Callable[..., Consumer], topic: str, group: str | None, queue_id: int | None,
+    start: str, ranges: QueueRanges,
+) -> bool:  # fmt: skip
+    """Say it if there is nothing to read; a group begins all the same.
+
+    Raises ForbiddenError for a topic without a right.
+    """
+    if ranges and (queue_id is None or queue_id in ranges):
+        return False
+    with make() as consumer:
         consumer.positions()  # topics without a right are not listed
         _Commits(consumer, group, start)
+    if not ranges:
+        print_note(f"topic {topic} has no messages yet")
+        return True
+    held = ", ".join(map(str, sorted(ranges)))
+    print_note(
+        f"queue {queue_id} of topic {topic} has no messages; the topic has the queues {held}"
+    )
+    return True
 
 
 @click.command("consume", short_help="Print the messages of a topic.")
@@ -262,6 +317,11 @@ def _nothing_yet(
     "--group", metavar="G", shell_complete=complete_groups,
     help="Go on where this consumer group is, and commit what was printed under its name.",
 )  # fmt: skip
+@click.option(
+    "--on-lost", type=click.Choice(["earliest", "latest", "common"]),
+    help="Where to go on if retention or a failover has removed the group's place: at the first "
+    "message, at the end, or at the last place that is still valid.  [default: an error]",
+)  # fmt: skip
 @click.option("--format", "form", metavar="TEXT", help=FORMAT_HELP)
 @with_raw
 @with_bootstrap
@@ -276,6 +336,7 @@ def consume_command(
     sql: str | None,
     key: str | None,
     group: str | None,
+    on_lost: OnLost | None,
     form: str | None,
     raw: bool,
     bootstrap: str | None,
@@ -299,24 +360,16 @@ def consume_command(
     wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
-    queues = None if queue_id is None else [queue_id]
     place: Start = "latest" if start == "latest" else "earliest"
-    if not ranges and not follow:
-        _nothing_yet(addresses, topic, group, queues, place)
-        print_note(f"topic {topic} has no messages yet")
-        return DONE
-    if queue_id is not None and queue_id not in ranges and not follow:
-        _nothing_yet(addresses, topic, group, queues, place)
-        held = ", ".join(map(str, sorted(ranges)))
-        print_note(
-            f"queue {queue_id} of topic {topic} has no messages; the topic has the queues {held}"
-        )
+    make = partial(
+        Consumer, topic, addresses, group=group, queues=None if queue_id is None else [queue_id],
+        start=place, tags=tags, sql=sql, on_lost=on_lost or "raise",
+    )  # fmt: skip
+    if not follow and _tell_of_nothing(make, topic, group, queue_id, start, ranges):
         return DONE
     ends = {queue: end for queue, (_, end) in ranges.items()}
     printed, whole = 0, True
-    with Consumer(
-        topic, addresses, group=group, queues=queues, start=place, tags=tags, sql=sql
-    ) as consumer:
+    with _naming_a_remedy(topic, group), make() as consumer:
         if start not in ("earliest", "latest"):
             seek(consumer, queue_id, start, ends)
         commits = _Commits(consumer, group, start)
@@ -324,7 +377,7 @@ def consume_command(
         def left() -> int:
             return POLL_MESSAGES if most is None else most - printed
 
-        for batch in _to_the_end(consumer, ends, follow, left, group is not None):
+        for batch in _to_the_end(consumer, ends, follow, left, group is not None, _offset(start)):
             wanted = [one for one in batch if key is None or has_key(one, key)]
             whole &= _print(wanted, as_json, raw, template)
             if (follow or group is not None) and not as_json:

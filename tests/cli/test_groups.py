@@ -203,6 +203,46 @@ def test_reset_to_a_time_between_messages(node, groups):
         consumer.commit()
 
 
+@pytest.fixture
+def removed():
+    """A node whose retention has removed the first messages of T; the group "late" is there."""
+    retention = {"max_size": "1MiB", "hold": "1s", "check_interval": "1s"}
+    settings = {"store": {"commitlog_file_size": "256KiB"}, "retention": retention}
+    with running_group(nodes=1, settings=settings) as made:
+        with Producer(made.bootstrap) as producer:
+            producer.send_sync("T", b"first", queue=0)
+            commit(made[1], "late", "T", {0: 1})
+            while removed_before(made[1]) <= 1:
+                producer.send_sync("T", bytes(60_000), queue=0)
+        yield made[1]
+
+
+def removed_before(node):
+    with Admin([node.api]) as admin:
+        return admin.topics()["T"][0][0]
+
+
+def test_consume_goes_on_where_retention_has_removed_messages(removed):
+    def consume(*arguments):
+        return hastore("consume", "T", *arguments, "--json", "--bootstrap", removed.api)
+
+    lost = consume("--group", "late")
+    assert (lost.returncode, lost.stdout) == (1, "")
+    assert "before the first one kept" in lost.stderr and "--on-lost earliest" in lost.stderr
+    assert "`hastore groups reset late --topic T --to earliest`" in lost.stderr
+    found = objects(consume("--group", "late", "--on-lost", "earliest"))
+    first = found[0]["queue_offset"]
+    assert first == removed_before(removed)
+    assert objects(consume("--group", "late")) == [], "that was committed"
+    begin = consume("--from", "0", "--max", "1")
+    assert objects(begin)[0]["queue_offset"] == first
+    assert f"queue 0 has no message before queue offset {first:,}" in begin.stderr
+    assert objects(consume("--from", "1", "--queue", "0"))[0]["queue_offset"] == first
+    beyond = consume("--from", "99999", "--queue", "0", "--follow")
+    assert beyond.returncode == 1 and "beyond the end" in beyond.stderr
+    assert "groups reset" not in beyond.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -18,7 +18,7 @@ RESULT = SendResult(Status.FLUSH_SLAVE_TIMEOUT, "t", 1, "MASTER_MEM", 100, 3)
         errors.NotStoredError("BUSY: later", "BUSY"),
         errors.FlushDiskTimeout("late", RESULT),
         errors.FlushSlaveTimeout("late", RESULT),
-        errors.PositionLostError("gone", 2, Position(3, 65_537, 20)),
+        errors.PositionLostError("gone", 2, Position(3, 65_537, 20), "t"),
         errors.PromotionRefused("no", final=True),
         errors.StoreFullError("full", needed_bytes=7),
         errors.OutcomeUnknown("no answer"),

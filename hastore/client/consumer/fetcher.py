@@ -457,7 +457,7 @@ class Fetcher:
         if self._on_lost == "raise":
             name = self._topic_of(queue)
             place = f"queue {queue.queue_id} of {name}: {queue.next.queue_offset} is {text}"
-            queue.lost = PositionLostError(place, queue.queue_id, common)
+            queue.lost = PositionLostError(place, queue.queue_id, common, name)
             return
         self.sought.add(queue.key)
         if self._on_lost == "earliest":

@@ -379,7 +379,7 @@ class RangeReader:
         else:  # the replica lags
             raise _Leave(f"{link.address} has no readable message at offset {at} yet")
         text = f"queue {self._queue_id} of {self._topic}: {at} is {lost}"
-        verdict = PositionLostError(text, self._queue_id, reply.common)
+        verdict = PositionLostError(text, self._queue_id, reply.common, self._topic)
         self._verdicts[link.address] = verdict
         self._certain = verdict if certain else None
         raise _Leave(text)

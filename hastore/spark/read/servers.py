@@ -239,6 +239,7 @@ class ServerBackend:
                 f"{lost}; set failOnDataLoss to false to read the messages that are available",
                 lost.queue_id,
                 lost.common,
+                lost.topic,
             ) from lost
         except UnreachableError as failure:
             raise UnreachableError(

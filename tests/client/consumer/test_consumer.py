@@ -232,7 +232,7 @@ class TestLost:
         consumer = self.cut(node, "g")
         with pytest.raises(PositionLostError, match="6 is still valid") as caught:
             read(consumer, 1)
-        assert caught.value.queue_id == 0
+        assert (caught.value.topic, caught.value.queue_id) == ("t", 0)
         with pytest.raises(PositionLostError):
             consumer.poll()
         assert isinstance(caught.value.common, Position)

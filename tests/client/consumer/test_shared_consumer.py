@@ -16,7 +16,15 @@ import pytest
 from hastore import Admin, Consumer, Producer, RebalanceListener, SharedConsumer, TopicQueue, aio
 from hastore.client.consumer import sharing
 from hastore.client.consumer.positions_client import Positions
-from hastore.errors import ClientError, FencedError, HastoreError, ProtocolError, UsageError
+from hastore.client.messages import Position
+from hastore.errors import (
+    ClientError,
+    FencedError,
+    HastoreError,
+    PositionLostError,
+    ProtocolError,
+    UsageError,
+)
 from hastore.protocol import api
 from tests.client import interrupts
 from tests.client.consumer.shared_node import SharedNode
@@ -510,6 +518,23 @@ def test_seeks_go_to_the_place_of_each_queue(
     assert len(told) == 8 and all("cut short" in text for text in told)
     assert "queue 3 of topic u is read from queue offset 0 on" in " ".join(told)
     assert len(take(one, sum(ends.values()))) == sum(ends.values())
+
+
+def test_a_lost_position_names_its_topic(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 4, "a")
+    fill(shared, 4, "b")
+    one = member(["a", "b"])
+    take(one, 8)
+    one.seek(TopicQueue("b", 2), 99)
+    with pytest.raises(PositionLostError) as caught:
+        one.poll(timeout_s=LIMIT_S)
+    lost = caught.value
+    assert lost.topic is not None and lost.queue_id is not None
+    assert isinstance(lost.common, Position)
+    one.seek(TopicQueue(lost.topic, lost.queue_id), lost.common)
+    assert one.position(TopicQueue("b", 2)).queue_offset == 1
 
 
 def test_pause_and_resume(shared: SharedNode, member: Callable[..., SharedConsumer]) -> None:
