@@ -13,6 +13,7 @@ from hastore.cli.common import (
     DONE,
     FAILED,
     bootstrap_addresses,
+    counted,
     print_error,
     print_json,
     print_note,
@@ -293,6 +294,19 @@ def _tell_of_nothing(
     return True
 
 
+def _tell_members(admin: Admin, group: str | None) -> None:
+    """Say it if members of the group are online."""
+    if group is None:
+        return
+    with contextlib.suppress(ClientError):  # it is only a hint
+        members = admin.group_members(group).members
+        if members:
+            print_note(
+                f"group {group} has {counted(len(members), 'member')} online, who share its queues;"
+                " what is printed here is committed for them, too"
+            )
+
+
 @click.command("consume", short_help="Print the messages of a topic.")
 @click.argument("topic", shell_complete=complete_topics)
 @click.option(
@@ -360,6 +374,7 @@ def consume_command(
     wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
+        _tell_members(admin, group)
     place: Start = "latest" if start == "latest" else "earliest"
     make = partial(
         Consumer, topic, addresses, group=group, queues=None if queue_id is None else [queue_id],

@@ -104,6 +104,9 @@ def test_members_are_shown_with_their_queues(node, groups):
         assert lines[1].split(maxsplit=3) == [
             consumer.member, address, "hastore", "T 0-3; U 0-3"
         ]  # fmt: skip
+        bootstrap = ("--bootstrap", node.api)
+        consumed = hastore("consume", "U", "--group", "shared", "--max", "1", *bootstrap)
+        assert "group shared has 1 member online, who share its queues" in consumed.stderr
         described = objects(groups("describe", "shared", "--topic", "T", "--json"))
         assert [one["member"] for one in described] == [consumer.member] * 2
         with Admin([node.api]) as admin:
