@@ -32,6 +32,7 @@ from hastore.client.consumer.consumer_core import (
     ConsumerCore,
     Reading,
     ReadOptions,
+    commit_parts,
     commit_positions,
 )
 from hastore.client.lifecycle import describe
@@ -41,9 +42,9 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.protocol import api
 from hastore.protocol.committed_positions import TAKEN_OVER, PositionMap, decode_commit
+from hastore.record.topic_records import MAX_QUEUES
 
 Offsets = dict[int, int]  # queue -> the next queue offset
-MAX_QUEUES = 1_024  # in one commit
 _TABLE = "offsetTable"
 # RocketMQ writes numbers as keys, which is not JSON. The pattern matches whole strings too, so that
 # nothing inside a string is changed.
@@ -134,7 +135,8 @@ class Positions(Blocking):
         """Commit positions, as durable as any message; raises what Producer.send_sync would.
 
         Without `allow_back`, a commit that would move a position back commits nothing and raises
-        PositionBehindError.
+        PositionBehindError. More than 1,000 queues are committed in parts: if one fails, those
+        before it are committed.
         """
         back = flag("allow_back", allow_back)
         group, topic = text("group", group, MAX_GROUP), text("topic", topic)
@@ -146,9 +148,12 @@ class Positions(Blocking):
             )
             for queue, offset in offsets.items()
         }
-        yield from commit_positions(
-            self._requester, group, topic, places, self._timeout_s, places if back else ()
-        )
+        deadline = self._requester.deadline(self._timeout_s)
+        for part in commit_parts(places):
+            left_s = self._requester.left_s(deadline)
+            yield from commit_positions(
+                self._requester, group, topic, part, left_s, part if back else ()
+            )
 
     @ClientCall
     def all(self) -> Steps[dict[tuple[str, str], Offsets]]:

@@ -217,6 +217,14 @@ def test_all_queues_of_the_widest_topic_are_committed(node: Node) -> None:
         assert sorted(consumer.committed()) == wide
 
 
+def test_an_administrator_moves_all_queues_of_the_widest_topic(node: Node) -> None:
+    with Positions([node.address], timeout_s=60.0) as positions:
+        positions.commit("g", "t", dict.fromkeys(range(4_096), 7))
+        assert len(positions.committed("g", "t")) == 4_096
+        with pytest.raises(errors.UsageError, match="of 1 to 4,096 queues"):
+            positions.commit("g", "t", dict.fromkeys(range(4_097), 7))
+
+
 def test_what_a_commit_in_parts_has_confirmed_may_not_move_back_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
