@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hastore.addresses import group_path
 from hastore.cli.remote_nodes import Missed, RemoteNodes
 from hastore.config.model import Config, Mode, Role
 from hastore.config.node_list import ListChange
@@ -73,7 +74,19 @@ def steps(
         found.append(_remote_promotion(files[0].path, looked, statuses, after))
     if change.gone is not None:
         found.append(f"stop node {change.gone} for good; its number must not come back")
+        found += _deletion(files[0].config, change.gone)
     return found
+
+
+def _deletion(config: Config, gone: int) -> list[str]:
+    """Return the step for the object of a node that has left; none without a registry."""
+    if config.registry is None:
+        return []
+    path = f"{group_path(config.cluster, config.group)}/{gone}"
+    return [
+        f"delete the znode {path} in ZooKeeper: clients go on to ask at its addresses, and another "
+        "node may get them"
+    ]
 
 
 def _of_members(

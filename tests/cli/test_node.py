@@ -69,6 +69,18 @@ def test_a_node_is_added_and_taken_back(files):
     assert [path.read_bytes() for path in files] == before
 
 
+def test_what_a_node_leaves_in_zookeeper_is_to_be_deleted(tmp_path):
+    registered = [write(tmp_path, n, registry="zk://127.0.0.1:1") for n in (1, 2, 3)]
+    for told in (
+        node("remove", *registered, "--node", 3),
+        node("replace", *registered[:2], "--node", 2, "--by", 4, *NEW),
+    ):
+        stop, delete = told["steps"][-2:]
+        gone = stop.split()[2]
+        assert stop.startswith(f"stop node {gone} for good")
+        assert delete.startswith(f"delete the znode /hastore/c/g/{gone} in ZooKeeper: ")
+
+
 def test_a_folder_of_files(files, tmp_path):
     assert len(node("add", tmp_path, "--node", 4, *NEW)["changed"]) == 3
     done = hastore("node", "remove", str(tmp_path), "--node", "3")

@@ -9,13 +9,15 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from hastore import Consumer, Producer
 from hastore.addresses import is_cluster_address, parse_cluster_address
 from hastore.client.producer.cluster_producer import ClusterProducer
+from hastore.client.producer.preparer import NO_PROPERTIES
+from hastore.config.model import Role
 from hastore.errors import (
     ClientError,
     MessageIllegalError,
@@ -23,6 +25,9 @@ from hastore.errors import (
     UnreachableError,
     UsageError,
 )
+from hastore.registry.entry import NodeEntry
+from hastore.spark.options.durations import Patience
+from hastore.spark.read.clusters import ClusterBackend
 from tests.process.harness import Group, hastore, wait_until
 
 LIMIT_S = 120.0
@@ -292,6 +297,47 @@ def test_in_a_forked_child_a_future_ends(two_groups: list[Group], servers: Any) 
     command = [sys.executable, "-c", FORKS, cluster(servers), *nodes]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_object_that_a_node_has_left_gives_no_group_the_messages_of_another(
+    two_groups: list[Group], servers: Any
+) -> None:
+    """The address of a former node of g0 is now that of g1's node; g0 is down."""
+    for name, group in zip(("g0", "g1"), two_groups, strict=True):
+        with Producer(group.bootstrap) as producer:
+            producer.send("Orders", name.encode())
+    at = two_groups[1][1].settings["nodes"][1]
+    left = NodeEntry(role=Role.SLAVE, api=at["api"], ha=at["ha"], http=at["http"], node=7)
+    with servers.client() as zookeeper:
+        zookeeper.create("/hastore/test/g0/7", left.encode())
+    two_groups[0][1].stop()
+
+    def is_refused(client: Any) -> bool:
+        return list(client.cluster.refusals) == [at["api"]]
+
+    patience = Patience(1.0, 1.0)
+    address = parse_cluster_address(cluster(servers))
+    with ClusterBackend(address, True, None, patience) as backend, pytest.raises(UnreachableError):
+        backend.available(["Orders"])
+    with Producer(cluster(servers)) as producer, Consumer("Orders", cluster(servers)) as consumer:
+        own: Any = producer.group("g0")
+        sent = own._send("Mine", b"for g0", None, None, NO_PROPERTIES, 0, None)
+        own._wake()
+        wait_until(lambda: is_refused(own._driver.core), LIMIT_S, "the other group's node is used")
+        read: list[tuple[str | None, bytes]] = []
+
+        def poll() -> bool:
+            read.extend((one.cluster_group, one.body) for one in consumer.poll(timeout_s=0.1))
+            member = cast(Any, consumer)._core.members.get("g0")
+            return member is not None and is_refused(member.requester) and bool(read)
+
+        wait_until(poll, LIMIT_S, "the other group's node is read as one of g0")
+        assert read == [("g1", b"g1")]
+        two_groups[0][1].start()
+        assert sent.result(LIMIT_S).status == "PUT_OK"
+        wait_until(lambda: poll() and len(read) == 2, LIMIT_S, "the messages of g0 are hidden")
+        assert sorted(read) == [("g0", b"g0"), ("g1", b"g1")]
+    assert [bodies(group, "Mine") for group in two_groups] == [[b"for g0"], []]
 
 
 def test_without_any_group(two_groups: list[Group], servers: Any) -> None:

@@ -19,9 +19,10 @@ class ClusterView:
     latest such node, None while the client looks for one. A node of a lower epoch is never taken as
     the master, even if it is writable.
 
-    The group is the one that ZooKeeper was asked for, else that of the first map. A node that later
-    says that it belongs to another one is not used: its address was given to another group. With
-    `any_group` the nodes may be of several groups, as for an administrator's look at all of them.
+    The group is the one that ZooKeeper was asked for or that is given as `of_group`, the names of
+    its cluster and of itself; else that of the first map. A node that says that it belongs to
+    another one is not used: its address was given to another group. With `any_group` the nodes may
+    be of several groups, as for an administrator's look at all of them.
     """
 
     def __init__(
@@ -30,13 +31,15 @@ class ClusterView:
         source: AddressSource | None = None,
         *,
         any_group: bool = False,
+        of_group: tuple[str, str] | None = None,
     ) -> None:
         self.addresses: list[str] = list(dict.fromkeys(addresses))
         self._source = source
-        self._group = None if source is None else source.group_names
+        self._group = of_group if source is None else source.group_names
         self._any_group = any_group and source is None
         self.maps: dict[str, MapInfo] = {}
         self.refusals: dict[str, str] = {}  # by address, why the node is not used
+        self.strangers: set[str] = set()  # those of them that are of another group
         self.epoch = 0
         self.master: str | None = None
         self.default_queues = 4
@@ -49,9 +52,10 @@ class ClusterView:
             if self.refusals.get(address) != stranger:  # the client goes on with the other nodes
                 log.warning("client: %s is not used: %s", address, stranger)
             self._drop(address, stranger)
+            self.strangers.add(address)
             return False
         self.maps[address] = info
-        self.refusals.pop(address, None)
+        self._accept(address)
         for named in (*info.nodes.values(), info.master_api):
             if named is not None:
                 self.add(named)
@@ -91,14 +95,19 @@ class ClusterView:
         if ended.gone:
             if ended.address in self.addresses:
                 self.addresses.remove(ended.address)
-            self.refusals.pop(ended.address, None)
+            self._accept(ended.address)
         return was_master
+
+    def _accept(self, address: str) -> None:
+        self.refusals.pop(address, None)
+        self.strangers.discard(address)
 
     def _drop(self, address: str, refused: str | None) -> bool:
         """Forget a node's map, and the master if it is that node; returns whether it was."""
         self.maps.pop(address, None)
         if refused is not None:
             self.refusals[address] = refused
+            self.strangers.discard(address)
         if address != self.master:
             return False
         self.lose()
@@ -149,11 +158,16 @@ class ClusterView:
             for address, info in self.maps.items()
             if not info.writable
         ]
-        said += [self.refusal_text] if self.refusals else []
+        if said or self.refusals.keys() - self.strangers:
+            said += [self.refusal_text] if self.refusals else []
         return "; ".join(said) or self.silence()
 
     def silence(self, within: str = "") -> str:
         """Say that no node answers, for an error text; `within` is like "within 5 s"."""
         if self._source is not None and not self.addresses:
             return self._source.problem()
-        return f"no answer from {', '.join(self.addresses)} {within}".rstrip()
+        silent = ", ".join(one for one in self.addresses if one not in self.strangers)
+        if not silent and self.strangers:
+            return self.refusal_text
+        said = f"; {self.refusal_text}" if self.strangers else ""
+        return f"no answer from {silent} {within}".rstrip() + said

@@ -125,10 +125,12 @@ class Requester:
         security: SecurityLike | Prover = None,
         *,
         any_group: bool = False,
+        of_group: tuple[str, str] | None = None,
     ) -> None:
         """Start to connect; raises UsageError or ConfigError for wrong arguments or files.
 
-        With `any_group` the nodes may be of several groups.
+        With `any_group` the nodes may be of several groups; `of_group` names the only one whose
+        nodes are used, with its cluster.
         """
         self._clock = clock
         self._rids = itertools.count(1)
@@ -136,7 +138,9 @@ class Requester:
         self._receiver: Callable[[Arrival], None] | None = None  # see `deliver_to`
         self.closing = False
         self.replies = 0  # that have come from any node
-        self.cluster = ClusterView(addresses, self.transport.source, any_group=any_group)
+        self.cluster = ClusterView(
+            addresses, self.transport.source, any_group=any_group, of_group=of_group
+        )
         self.transport.open(addresses)
 
     def close(self) -> None:
@@ -384,7 +388,7 @@ class Requester:
                 raise NotAuthenticatedError(refused)
             gone = not wait_for_starts and self._all_silent()
             if gone or not self.left_s(deadline):
-                if self.cluster.refusals:
+                if self.cluster.refusals.keys() - self.cluster.strangers:
                     raise NotAuthenticatedError(self.cluster.refusal_text)
                 within = "" if gone else f"within {timeout_s:.3g} s"
                 raise UnreachableError(self.cluster.silence(within))

@@ -81,10 +81,17 @@ class GroupConsumer(Consumer):
     _prepare_call: Callable[[], None]
 
     def __init__(
-        self, *, addresses: list[str], reading: Reading, security: Security | None, clock: Clock
+        self,
+        *,
+        cluster: str,
+        name: str,
+        addresses: list[str],
+        reading: Reading,
+        security: Security | None,
+        clock: Clock,
     ) -> None:
         """Start to connect; the arguments were checked for the cluster's consumer."""
-        self._begin(parse_bootstrap(addresses), reading, security, clock)
+        self._begin(parse_bootstrap(addresses), reading, security, clock, (cluster, name))
 
     def close(self) -> None:
         """Do nothing: the cluster's consumer reads by it, too, and closes it."""
@@ -170,7 +177,7 @@ class ClusterCore(Core):
     def __init__(
         self, requester: ClusterRequester, reading: Reading, make: Callable[..., GroupConsumer]
     ) -> None:
-        """`make` returns the Consumer of a group, by its addresses and its reading."""
+        """`make` returns the Consumer of a group, by its name, addresses and reading."""
         super().__init__(requester)
         self.topic = reading.topic
         self.group = reading.group
@@ -363,7 +370,8 @@ class ClusterCore(Core):
             for name in self._groups.holding(self.topic):
                 if name in groups and name not in self.members:
                     addresses = list(groups[name].addresses)
-                    self._add(name, self._make(addresses=addresses, reading=self._reading))
+                    made = self._make(name=name, addresses=addresses, reading=self._reading)
+                    self._add(name, made)
             if groups:
                 # What is sent to a later group before it is found has not been offered to anyone.
                 options = self._reading.options._replace(start="earliest")
@@ -604,7 +612,7 @@ class ClusterConsumer(Consumer):
             prefetch_bytes=prefetch_bytes, timeout_s=timeout_s, clock=clock, tags=tags, sql=sql,
         )  # fmt: skip
         reading = make_reading(topic, group, None, options)
-        make = partial(GroupConsumer, security=checked, clock=clock)
+        make = partial(GroupConsumer, cluster=cluster.cluster, security=checked, clock=clock)
         groups = ClusterGroups(cluster, checked, clock)
         core = ClusterCore(ClusterRequester(groups, clock), reading, make)
         what = describe(self._kind, (str(cluster),), reading.topic)

@@ -102,9 +102,15 @@ class ConsumerCalls(Client):
         self._begin(parse_bootstrap(bootstrap), reading, security, clock)
 
     def _begin(
-        self, addresses: tuple[str, ...], reading: Reading, security: SecurityLike, clock: Clock
+        self,
+        addresses: tuple[str, ...],
+        reading: Reading,
+        security: SecurityLike,
+        clock: Clock,
+        of_group: tuple[str, str] | None = None,
     ) -> None:
-        core = ConsumerCore(Requester(addresses, clock, security), clock, reading)
+        requester = Requester(addresses, clock, security, of_group=of_group)
+        core = ConsumerCore(requester, clock, reading)
         super().__init__(core, describe(self._kind, addresses, reading.topic))
 
     @property

@@ -92,18 +92,21 @@ class RangeReader:
         clock: Clock = SYSTEM_CLOCK,
         wanted: api.Filter | None = None,
         give_up_s: float | None = None,
+        of_group: tuple[str, str] | None = None,
     ) -> None:
         """Prepare; opens no connection. Raises UsageError or ConfigError for `security`.
 
         `before` is the (epoch, offset) of the record before `start`: if a failover has cut that
         record away, the position is lost. With `skip_lost`, messages that no replica has any more
         are left out. With `wanted` chunks have only the records that match. `give_up_s` is how long
-        to wait for the next record of any replica; GIVE_UP_S without it.
+        to wait for the next record of any replica; GIVE_UP_S without it. With `of_group` only nodes
+        of that cluster and group are used.
         """
         self._give_up_s = GIVE_UP_S if give_up_s is None else give_up_s
         self._warn_ms = float("inf")
         self._wanted = wanted
         self._bootstrap = bootstrap
+        self._of_group = of_group
         self._prover = make_prover(security)
         self._topic = topic
         self._queue_id = queue_id
@@ -188,7 +191,8 @@ class RangeReader:
 
     def _survey(self) -> tuple[list[str], str]:
         """Return the nodes that can be asked, and why there are none."""
-        requester = Requester(self._bootstrap, self._clock, self._prover or Security())
+        prover = self._prover or Security()
+        requester = Requester(self._bootstrap, self._clock, prover, of_group=self._of_group)
         try:
             requester.run_steps(requester.survey(SURVEY_S))
         except UnreachableError as failure:

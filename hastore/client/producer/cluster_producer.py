@@ -57,12 +57,14 @@ class GroupProducer(Producer):
         self,
         bootstrap: Sequence[str],
         *,
+        cluster: str,
         name: str,
         options: SendOptions,
         security: Security | None,
         clock: Clock,
     ) -> None:
         self.name = name
+        self._of_group = (cluster, name)
         self._began_with = frozenset(bootstrap)
         self._open(bootstrap, options, None, security, clock)
 
@@ -120,8 +122,8 @@ class ClusterProducer(Producer):
         self._clock = clock
         self._timeout_ms = options.delivery_timeout_ms
         self._make = partial(
-            GroupProducer, options=replace(options, leave_ms=LEAVE_MS), security=security,
-            clock=clock,
+            GroupProducer, cluster=cluster.cluster, options=replace(options, leave_ms=LEAVE_MS),
+            security=security, clock=clock,
         )  # fmt: skip
         self._groups = ClusterGroups(cluster, security, clock)
         self._lock = threading.Lock()

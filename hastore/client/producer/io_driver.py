@@ -69,13 +69,14 @@ class IoDriver:
         window: Window,
         clock: Clock,
         security: SecurityLike = None,
+        of_group: tuple[str, str] | None = None,
     ) -> None:
         self._window = window
         self._timeout_ms = options.delivery_timeout_ms
         self._now_ms = clock.monotonic_ms
         addresses, self._transport = make_transport(addresses, clock, security)
         self._transport.open(addresses)
-        cluster = ClusterView(addresses, self._transport.source)
+        cluster = ClusterView(addresses, self._transport.source, of_group=of_group)
         self.core = SendCore(options, window, self._transport, cluster)
         self._progress = LocklessCondition()  # notified after each `run_once`
         self._driving = threading.Lock()

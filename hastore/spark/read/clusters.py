@@ -62,9 +62,11 @@ class _Groups:
         cluster: ClusterAddress,
         security: str | None,
         patience: Patience,
-        make: Callable[[tuple[str, ...]], Any],
+        make: Callable[[tuple[str, ...], tuple[str, str]], Any],
     ) -> None:
+        """`make` returns a group's part, by its addresses and the names of cluster and group."""
         self.where = str(cluster)
+        self._cluster = cluster.cluster
         self._patience = patience
         self._make = make
         self._found = ClusterGroups(cluster, as_security(security), SYSTEM_CLOCK)
@@ -90,7 +92,7 @@ class _Groups:
         for name, seen in self._found.groups.items():
             number = number_of(name)
             if number not in self._parts:
-                self._parts[number] = (name, self._make(seen.addresses))
+                self._parts[number] = (name, self._make(seen.addresses, (self._cluster, name)))
             other = self._parts[number][0]
             if other != name:
                 raise UsageError(
@@ -223,8 +225,9 @@ class ClusterBackend(_OfGroups):
         self._groups = _Groups(self._cluster, self._security, self._patience, self._make)
         return self
 
-    def _make(self, addresses: tuple[str, ...]) -> ServerBackend:
-        return ServerBackend(addresses, self._fail_on_data_loss, self._security, self._patience)
+    def _make(self, addresses: tuple[str, ...], names: tuple[str, str]) -> ServerBackend:
+        fails = self._fail_on_data_loss
+        return ServerBackend(addresses, fails, self._security, self._patience, names)
 
     def __exit__(self, *_: object) -> None:
         if self._groups is not None:
@@ -275,7 +278,10 @@ class ClusterHead(_OfGroups):
     ) -> None:
         self.where = str(cluster)
         self._groups = _Groups(
-            cluster, security, patience, lambda at: ServerHead(at, security, patience)
+            cluster,
+            security,
+            patience,
+            lambda at, names: ServerHead(at, security, patience, names),
         )
         self._begun = False
 

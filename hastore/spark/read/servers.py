@@ -65,12 +65,14 @@ def offset_by_time(
     partition: TopicPartition,
     timestamp_ms: int,
     timeout_s: float = DEFAULT_PATIENCE.later_s,
+    of_group: tuple[str, str] | None = None,
 ) -> int | None:
     """Return the first offset stored at or after the instant; None if all are older.
 
     Raises ClientError if the node cuts its search short each time, and UnreachableError.
     """
-    requester = Requester(parse_bootstrap(bootstrap), SYSTEM_CLOCK, security)
+    addresses = parse_bootstrap(bootstrap)
+    requester = Requester(addresses, SYSTEM_CLOCK, security, of_group=of_group)
     try:
         return requester.run_steps(_by_time(requester, partition, timestamp_ms, timeout_s))
     finally:
@@ -124,7 +126,9 @@ class ServerBackend:
         fail_on_data_loss: bool,
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
+        of_group: tuple[str, str] | None = None,
     ) -> None:
+        self._of_group = of_group
         try:
             self._bootstrap = parse_bootstrap(bootstrap)
         except UsageError as error:
@@ -194,11 +198,12 @@ class ServerBackend:
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
         return offset_by_time(
-            self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s
-        )
+            self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s,
+            self._of_group,
+        )  # fmt: skip
 
     def _head(self) -> "ServerHead":
-        return ServerHead(self._bootstrap, self._security, self._patience)
+        return ServerHead(self._bootstrap, self._security, self._patience, self._of_group)
 
     def log_range(self) -> tuple[int, int]:
         """Raise UsageError: nodes give messages by queue only."""
@@ -224,6 +229,7 @@ class ServerBackend:
             security=self._security,
             wanted=_filter_of(builder.wanted),
             give_up_s=self._patience.later_s,
+            of_group=self._of_group,
         )
         chunks = reader.chunks()
         try:
@@ -363,7 +369,9 @@ class ServerHead:
         bootstrap: tuple[str, ...],
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
+        of_group: tuple[str, str] | None = None,
     ) -> None:
+        self._of_group = of_group
         self._security = security
         self._patience = patience
         self._answered = False  # whether a node ever has
@@ -424,8 +432,9 @@ class ServerHead:
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
         return offset_by_time(
-            self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s
-        )
+            self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s,
+            self._of_group,
+        )  # fmt: skip
 
     def limit_offset(self) -> int | None:
         """Return None: each node enforces its own readable offset."""
@@ -563,5 +572,7 @@ class ServerHead:
 
     def _open(self) -> Requester:
         if self._requester is None:
-            self._requester = Requester(self._bootstrap, SYSTEM_CLOCK, self._security)
+            self._requester = Requester(
+                self._bootstrap, SYSTEM_CLOCK, self._security, of_group=self._of_group
+            )
         return self._requester

@@ -70,6 +70,16 @@ def test_a_node_of_another_group_is_not_used() -> None:
     assert list(everybody.maps) == [A, B]
 
 
+def test_the_first_answer_does_not_choose_the_group_of_a_client_that_was_given_one() -> None:
+    """As that of a node which has the address that a former node has left in ZooKeeper."""
+    view = ClusterView([A, B], of_group=("c", "g"))
+    assert not view.learn(B, info(1, 99, True, cluster="c", group="h", nodes={1: C}))
+    assert (view.master, view.maps, view.addresses) == (None, {}, [A, B])
+    assert view.silence("within 1 s").startswith(f"no answer from {A} within 1 s; {B}: it is node")
+    assert view.reason().startswith(f"no answer from {A}; {B}: it is node 1 of")
+    assert view.learn(A, info(1, 10, True, cluster="c", group="g")) and view.master == A
+
+
 def test_a_node_of_another_group_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """The first answer decides which group it is: a stale address may be the one that is right."""
     view = ClusterView([A, B])
