@@ -29,10 +29,14 @@ log = logging.getLogger(__name__)
 
 
 class GroupSeen(NamedTuple):
-    """A group: the api addresses of its nodes, masters first, and the notes of its masters."""
+    """A group: the api addresses of its nodes, masters first, and the notes of its masters.
+
+    A note goes with its master, and the next master's comes later: `stated` keeps the last ones.
+    """
 
     addresses: tuple[str, ...]
     notes: tuple[bytes, ...]
+    stated: tuple[bytes, ...] = ()
 
 
 class ClusterWatch(SessionService):
@@ -91,7 +95,8 @@ class ClusterWatch(SessionService):
             within = any(one == path or one.startswith(f"{path}/") for one in fired)
             if everything or within or not known.addresses:
                 try:
-                    groups[name] = self._read_group(session, name, path) or known
+                    found = self._read_group(session, name, path) or known
+                    groups[name] = found._replace(stated=found.notes or known.stated)
                 except (Unreachable, Stopped):
                     raise
                 except RegistryError as failure:  # the others are followed all the same

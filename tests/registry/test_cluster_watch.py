@@ -9,9 +9,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from hastore.addresses import parse_cluster_address
+from hastore.client.connections.cluster_groups import ClusterGroups
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Role, StoreConfig
 from hastore.errors import RegistryError
+from hastore.protocol.group_note import GroupRoutes, OtherTopic, encode_note
 from hastore.registry.cluster_notes import MAX_NOTE_BYTES, ClusterNotes
 from hastore.registry.cluster_watch import ClusterWatch
 from hastore.registry.entry import NodeEntry
@@ -143,6 +145,40 @@ def test_a_group_of_which_no_node_can_be_read_is_not_taken_for_one_without_nodes
     tree.put(f"{PATH}/g1/1", entry(2))
     watch.read(tree)
     assert list(watch.groups) == ["g0", "g1"] and watch.unread == {} and watch.problem is None
+
+
+def note(group: str, *topics: str) -> bytes:
+    return encode_note(GroupRoutes(group, 1, [], [OtherTopic(name, 4, 4) for name in topics]))
+
+
+def test_a_group_keeps_its_topics_while_it_changes_its_master() -> None:
+    """The old master's note goes before that of the new one comes; after a restart even later."""
+    tree: Any = Tree()
+    for n, topic in enumerate(("Other", "Orders")):
+        tree.put(f"{PATH}/g{n}")
+        tree.put(f"{PATH}/g{n}/1", entry(n + 1))
+        tree.put(f"{PATH}/g{n}/routes-1", note(f"g{n}", topic))
+    groups = ClusterGroups(parse_cluster_address("zk://127.0.0.1:1/shop"), None, SYSTEM_CLOCK)
+    groups._watch.read(tree)
+    assert groups.with_topic("Orders") == groups.holding("Orders") == ["g1"]
+    tree.delete(f"{PATH}/g1/routes-1")
+    groups._watch.read(tree)
+    assert groups.with_topic("Orders") == ["g1"], "another group would get its messages"
+    assert groups.with_topic("New") == ["g0", "g1"]
+    assert groups.holding("Orders") == ["g0", "g1"], "more than needed is read, and not less"
+    tree.put(f"{PATH}/g0/routes-1", note("g0", "Other", "More"))
+    groups._watch.read(tree)
+    assert groups.with_topic("Orders") == ["g1"] and groups.with_topic("More") == ["g0"]
+    assert groups.holding("More") == ["g0", "g1"], "g1 states nothing now"
+    tree.put(f"{PATH}/g1/routes-2", note("g1", "Later"))
+    groups._watch.read(tree)
+    assert groups.with_topic("Later") == ["g1"], "what the new master states counts"
+    assert groups.with_topic("Orders") == ["g0", "g1"], "it was deleted"
+    for znode in ("1", "routes-2"):
+        tree.delete(f"{PATH}/g1/{znode}")
+    tree.delete(f"{PATH}/g1")
+    groups._watch.read(tree)
+    assert groups.with_topic("Later") == ["g0"], "the group is gone"
 
 
 class Notes:

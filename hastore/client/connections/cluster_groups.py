@@ -75,12 +75,15 @@ class ClusterGroups:
         return self._watch.unread
 
     def with_topic(self, topic: str) -> list[str]:
-        """Return the groups that have a topic for producers; all of them if none has it."""
+        """Return the groups that have a topic for producers; all of them if none has it.
+
+        A group that states no topics now has those that it stated last: its master changes.
+        """
         groups = self.groups
         having = [
             name
             for name, seen in groups.items()
-            if any(self._permissions(note).get(topic, 0) & WRITE for note in seen.notes)
+            if any(self._permissions(note).get(topic, 0) & WRITE for note in seen.stated)
         ]
         return sorted(having or groups)
 
@@ -107,7 +110,7 @@ class ClusterGroups:
                 log.info("client: the topics of a group: %s", wrong)
                 found = {}
             with self._lock:
-                used = {one for seen in self.groups.values() for one in seen.notes}
+                used = {one for seen in self.groups.values() for one in seen.stated}
                 self._topics = {one: had for one, had in self._topics.items() if one in used}
                 self._topics[note] = found
         return found
