@@ -15,7 +15,7 @@ import logging
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -24,9 +24,12 @@ from typing import Any, NamedTuple, NoReturn
 from hastore.client.arguments import SendOptions, key_text, refusal, waiting_limit
 from hastore.client.connections.bootstrap import cluster_of
 from hastore.client.connections.cluster_groups import ClusterGroups
+from hastore.client.connections.following_transport import FollowingTransport
+from hastore.client.connections.proving import make_prover
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.futures import LocklessCondition, SendFuture
+from hastore.client.producer.io_driver import IoDriver
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     OutgoingMessage,
@@ -37,7 +40,8 @@ from hastore.client.producer.preparer import (
 )
 from hastore.client.producer.producer import Producer
 from hastore.client.producer.transactions import TransactionOptions
-from hastore.client.security import Security
+from hastore.client.producer.window import Window
+from hastore.client.security import Security, SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, NotStoredError, UnreachableError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES
@@ -59,14 +63,23 @@ class GroupProducer(Producer):
         *,
         cluster: str,
         name: str,
+        named: Callable[[], tuple[str, ...]],
         options: SendOptions,
         security: Security | None,
         clock: Clock,
     ) -> None:
+        """`named` returns the addresses of the group's nodes, as they are known now."""
         self.name = name
-        self._of_group = (cluster, name)
-        self._began_with = frozenset(bootstrap)
+        self._transport = FollowingTransport(clock, (cluster, name), named, make_prover(security))
         self._open(bootstrap, options, None, security, clock)
+
+    def _make_driver(
+        self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
+    ) -> IoDriver:
+        self._window = Window(options.max_in_flight)
+        return IoDriver(
+            addresses, options, self._window, self._clock, security, transport=self._transport
+        )
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for this group's unsettled messages, as Producer.close does.
@@ -81,9 +94,20 @@ class GroupProducer(Producer):
         """Close it, for the cluster's producer."""
         super().close(timeout_s)
 
-    def has_moved(self, addresses: Iterable[str]) -> bool:
-        """Whether no address is left that it began with, and it has no master."""
-        return self.master is None and self._began_with.isdisjoint(addresses)
+
+class _Named:
+    """The addresses of a group, as a cluster's groups are known; a group that goes keeps them."""
+
+    def __init__(self, groups: ClusterGroups, name: str, addresses: tuple[str, ...]) -> None:
+        self._groups = groups
+        self._name = name
+        self._last = addresses
+
+    def __call__(self) -> tuple[str, ...]:
+        seen = self._groups.groups.get(self._name)
+        if seen is not None:
+            self._last = seen.addresses
+        return self._last
 
 
 class _Message(NamedTuple):
@@ -232,15 +256,7 @@ class ClusterProducer(Producer):
         self._check_place(topic, queue, "send_batch")
         now = self._clock.monotonic_ms()
         expires = now + self._timeout_ms
-        messages = list(messages) if isinstance(messages, Iterator) else messages
-        while True:
-            group = self._wait_group(topic, None, expires)
-            try:
-                future = group._send_batch(topic, messages, None, now)
-                break
-            except ClientError:
-                if not self._was_replaced(group) or self._clock.monotonic_ms() >= expires:
-                    raise
+        future = self._wait_group(topic, None, expires)._send_batch(topic, messages, None, now)
         self._unsettled.add(future)
         future.add_done_callback(self._note_settled)
         return future
@@ -295,18 +311,13 @@ class ClusterProducer(Producer):
         try:
             inner = group._send(*message.arguments, message.expires)
         except ClientError as failure:
-            refused = isinstance(failure, UnreachableError | NotStoredError)
-            may_move = refused or self._was_replaced(group)
+            may_move = isinstance(failure, UnreachableError | NotStoredError)
             if not may_move or self._clock.monotonic_ms() >= message.expires:
                 raise
             self._move(message, group)
             return
         group._wake()
         inner.add_done_callback(lambda done: self._note_end(message, group, done))
-
-    def _was_replaced(self, group: GroupProducer) -> bool:
-        """Whether another thread has ended a group's producer, which has moved, meanwhile."""
-        return self._producers.get(group.name) is not group and not self._lifecycle.closed
 
     def _note_end(self, message: _Message, group: GroupProducer, done: Future[SendResult]) -> None:
         """Pass an outcome on; a message that is certainly not stored moves on."""
@@ -403,20 +414,20 @@ class ClusterProducer(Producer):
         return sorted(names, key=lambda name: zlib.crc32(salt + name.encode()))
 
     def _producer(self, name: str) -> GroupProducer | None:
-        """Return the producer of a group; made anew if the group has moved to other addresses."""
+        """Return the producer of a group, which follows the group's addresses by itself."""
         seen, known = self._groups.groups.get(name), self._producers.get(name)
-        if seen is None or (known is not None and not known.has_moved(seen.addresses)):
+        if seen is None or known is not None:
             return known
         with self._lock:
             known = self._producers.get(name)
-            if known is not None and not known.has_moved(seen.addresses):
+            if known is not None:
                 return known
             if self._ends.is_set():  # nobody would close it
                 self._lifecycle.check_usable()
-            made = self._producers[name] = self._make(list(seen.addresses), name=name)
-        if known is not None:  # its messages end there
-            threading.Thread(target=known.end, name="ClusterProducerEnd", daemon=True).start()
-        return made
+            named = _Named(self._groups, name, seen.addresses)
+            made = self._make(list(seen.addresses), name=name, named=named)
+            self._producers[name] = made
+            return made
 
     def _note_settled(self, future: Future[Any]) -> None:
         self._unsettled.discard(future)

@@ -37,6 +37,7 @@ from typing import Any
 
 from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
+from hastore.client.connections.transport import Transport
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.lifecycle import Lifecycle
 from hastore.client.producer.futures import LocklessCondition, Outcome, SendFuture
@@ -69,14 +70,17 @@ class IoDriver:
         window: Window,
         clock: Clock,
         security: SecurityLike = None,
-        of_group: tuple[str, str] | None = None,
+        transport: Transport | None = None,
     ) -> None:
+        """Start to connect; `transport` is used if there is one, instead of a new one."""
         self._window = window
         self._timeout_ms = options.delivery_timeout_ms
         self._now_ms = clock.monotonic_ms
-        addresses, self._transport = make_transport(addresses, clock, security)
+        if transport is None:
+            addresses, transport = make_transport(addresses, clock, security)
+        self._transport = transport
         self._transport.open(addresses)
-        cluster = ClusterView(addresses, self._transport.source, of_group=of_group)
+        cluster = ClusterView(addresses, self._transport.source)
         self.core = SendCore(options, window, self._transport, cluster)
         self._progress = LocklessCondition()  # notified after each `run_once`
         self._driving = threading.Lock()

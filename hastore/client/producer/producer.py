@@ -211,7 +211,6 @@ class Producer(ProducerClient, Closable):
 
     _kind = "Producer"
     _driver: IoDriver
-    _of_group: tuple[str, str] | None = None  # the only cluster and group whose nodes are used
 
     def __new__(cls, bootstrap: str | Sequence[str] | None = None, **_options: object) -> Producer:
         """Make a ClusterProducer for `zk://HOST:PORT[,...]/CLUSTER`, which names no group."""
@@ -225,8 +224,7 @@ class Producer(ProducerClient, Closable):
         self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
     ) -> IoDriver:
         self._window = Window(options.max_in_flight)
-        window, group = self._window, self._of_group
-        return IoDriver(addresses, options, window, self._clock, security, group)
+        return IoDriver(addresses, options, self._window, self._clock, security)
 
     def _begin(self) -> None:
         # If `close` is interrupted, this second finalizer still ends the thread.

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hastore import Producer, Status
+from hastore import Producer
 from hastore.client.producer import cluster_producer
 from hastore.errors import ClientError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
 from hastore.registry.cluster_watch import GroupSeen
@@ -171,32 +171,6 @@ class OneGroup:
     def start(self) -> None: ...
 
     def stop(self, timeout_s: float) -> None: ...
-
-
-@pytest.mark.parametrize("call", ["send_sync", "send_batch"])
-def test_a_group_s_producer_that_was_just_replaced_harms_no_message(
-    node: Node, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    """Another thread has seen that the group has moved, and has ended its producer."""
-    monkeypatch.setattr(cluster_producer, "ClusterGroups", lambda *_: OneGroup(node.address))
-    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=20.0) as producer:
-        assert isinstance(producer, cluster_producer.ClusterProducer)
-        producer.send_sync("t", b"0")
-        gone = producer._producers.pop("g0")
-        gone.end()
-        found, first = producer._wait_group, [gone]
-
-        def wait_group(*given: Any) -> Any:
-            return first.pop() if first else found(*given)
-
-        monkeypatch.setattr(producer, "_wait_group", wait_group)
-        if call == "send_sync":
-            assert producer.send_sync("t", b"1").status is Status.PUT_OK
-        else:
-            given = (body for body in (b"1", b"2"))
-            assert len(producer.send_batch("t", given).result(20.0)) == 2
-    with pytest.raises(ClientError, match="is closed"):
-        producer.send("t", b"2")
 
 
 @pytest.mark.parametrize("whole", [False, True])

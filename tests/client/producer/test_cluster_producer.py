@@ -1,0 +1,73 @@
+"""A Producer over all groups of a cluster, without ZooKeeper: a group that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from hastore import Producer
+from hastore.client.producer import cluster_producer
+from tests.client.conftest import Node
+
+LIMIT_S = 120.0
+
+
+class Seen(NamedTuple):
+    addresses: tuple[str, ...]
+
+
+class Groups:
+    """What ZooKeeper would say of a cluster's groups."""
+
+    problem = "it is not there"
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Seen] = {}
+
+    def start(self) -> None:
+        pass
+
+    def stop(self, timeout_s: float) -> None:
+        pass
+
+    def wait_heard(self, timeout_s: float) -> None:
+        pass
+
+    def with_topic(self, topic: str) -> list[str]:
+        return sorted(self.groups)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
+    """The groups that each producer of a cluster finds."""
+    one = Groups()
+    monkeypatch.setattr(cluster_producer, "ClusterGroups", lambda *_given: one)
+    return one
+
+
+@pytest.mark.parametrize("keeps_one", [False, True])
+def test_a_groups_producer_follows_it_to_other_addresses(
+    make_node: Callable[..., Node], groups: Groups, keeps_one: bool
+) -> None:
+    """Also who has it from `group` and asks for no other one."""
+    before, after = make_node(1), make_node(2)
+    gone = ("tcp://127.0.0.1:9",) if keeps_one else ()
+    groups.groups = {"a": Seen((before.address, *gone))}
+    producer: Any = Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=LIMIT_S)
+    with producer:
+        own = producer.group("a")
+        assert own.send_sync("t", b"1", queue=0).status == "PUT_OK"
+        before.stop()
+        last = own.send("t", b"2", queue=0)
+        groups.groups = {"a": Seen((*gone, after.address))}
+        assert last.result(LIMIT_S).status == "PUT_OK"
+        assert own.send_sync("t", b"3").status == "PUT_OK" and own.master == after.address
+        assert producer.group("a") is own
+        assert producer.send("t", b"4").result(LIMIT_S).status == "PUT_OK"
+        while before.address in own._driver.core.cluster.addresses:
+            groups.groups = {"a": Seen((*gone, after.address))}  # as ZooKeeper is read again
+            assert own.send_sync("t", b"again").status == "PUT_OK"
+        groups.groups = {}
+        assert own.send_sync("t", b"5").status == "PUT_OK", "without ZooKeeper all stays"
