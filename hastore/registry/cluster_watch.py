@@ -45,7 +45,7 @@ class ClusterWatch(SessionService):
     def __init__(self, cluster: ClusterAddress, tls: TlsContexts | None, clock: Clock) -> None:
         super().__init__("ClusterWatch", on_failure=raise_failure)
         self.groups: Mapping[str, GroupSeen] = {}
-        # Why groups are not among these that are there: no node of them could be read, ever.
+        # Why groups that are there are not in `groups`: no node was there or readable, ever.
         self.unread: Mapping[str, str] = {}
         self.problem: str | None = f"{SCHEME}{cluster.servers} has not answered yet"
         self.heard = threading.Event()  # ZooKeeper has been read, or is out of reach
@@ -97,6 +97,11 @@ class ClusterWatch(SessionService):
                 try:
                     found = self._read_group(session, name, path) or known
                     groups[name] = found._replace(stated=found.notes or known.stated)
+                    if not found.addresses:
+                        unread[name] = (
+                            f"{path} has no objects of nodes: start a node of the group, or delete "
+                            "that znode if the group is gone"
+                        )
                 except (Unreachable, Stopped):
                     raise
                 except RegistryError as failure:  # the others are followed all the same

@@ -133,7 +133,9 @@ def test_a_group_of_which_no_node_can_be_read_is_not_taken_for_one_without_nodes
     tree.put(f"{PATH}/g1")
     watch = ClusterWatch(parse_cluster_address("zk://127.0.0.1:1/shop"), None, SYSTEM_CLOCK)
     watch.read(tree)
-    assert watch.unread == {}, "its first node comes later"
+    assert list(watch.groups) == ["g0"] and watch.problem is None, "its first node comes later"
+    assert list(watch.unread) == ["g1"], "or somebody has deleted the objects of its nodes"
+    assert watch.unread["g1"].startswith(f"{PATH}/g1 has no objects of nodes: ")
     tree.put(f"{PATH}/g1/1", entry(2))
     tree.refused.add(f"{PATH}/g1/1")
     watch.read(tree)

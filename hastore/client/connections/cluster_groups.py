@@ -71,7 +71,7 @@ class ClusterGroups:
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Why groups are not among `groups` that are there: no node of them could be read, ever."""
+        """Why groups that are there are not in `groups`: no node was there or readable, ever."""
         return self._watch.unread
 
     def with_topic(self, topic: str) -> list[str]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hastore.addresses import folder_of_url
+from hastore.addresses import folder_of_url, is_cluster_address
 from hastore.errors import UsageError
 from hastore.record.message_filter import MessageFilter, make_filter
 from hastore.spark.options.durations import (
@@ -42,6 +42,7 @@ from hastore.spark.options.offsets import (
 LOGGER = logging.getLogger(__name__)
 
 BOOTSTRAP = "hastore.bootstrap.servers"
+GROUPS = "hastore.groups"
 SECURITY = "hastore.security.file"
 PATH = "path"
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
@@ -51,6 +52,7 @@ TOPIC = "topic"
 SINK_ONLY = (TOPIC, "acks", "syncFlush", DELIVERY_TIMEOUT, "idempotent", "writeId")
 _KNOWN = (
     BOOTSTRAP,
+    GROUPS,
     SECURITY,
     RETRY_TIMEOUT,
     PATH,
@@ -131,12 +133,14 @@ class SourceOptions:
     """The checked options of a read.
 
     Exactly one of `path` and `bootstrap` is set. `strategy` is None if and only if mode is LOG.
+    `groups` are those of a cluster that must be there.
     `security` is the path of the client's security file, on the driver and on all executors.
     `assumed_zone` is the session's time zone if a time without a zone was read in it, else None.
     """
 
     path: str | None
     bootstrap: tuple[str, ...]
+    groups: tuple[str, ...]
     security: str | None
     mode: Mode
     strategy: Strategy | None
@@ -187,6 +191,7 @@ def parse_options(
     return SourceOptions(
         path=path,
         bootstrap=bootstrap,
+        groups=_parse_groups(options, bootstrap),
         security=security_file(options),
         mode=mode,
         strategy=_parse_strategy(options) if mode is Mode.QUEUE else None,
@@ -287,6 +292,21 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
             f"option {BOOTSTRAP!r} is empty; name at least one node, e.g. tcp://127.0.0.1:10911"
         )
     return None, servers
+
+
+def _parse_groups(options: Mapping[str, str], bootstrap: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the groups of a cluster that must be there; none without the option."""
+    if GROUPS not in options:
+        return ()
+    if not is_cluster_address(",".join(bootstrap)):
+        raise UsageError(
+            f"option {GROUPS!r} is for all groups of a cluster: set {BOOTSTRAP!r} to "
+            "zk://HOST:PORT/CLUSTER, or remove it"
+        )
+    names = sorted({one.strip() for one in options[GROUPS].split(",")} - {""})
+    if not names:
+        raise UsageError(f"option {GROUPS!r} is empty; name at least one group, or remove it")
+    return tuple(names)
 
 
 def _parse_strategy(options: Mapping[str, str]) -> Strategy:

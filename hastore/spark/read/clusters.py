@@ -27,6 +27,7 @@ from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
+from hastore.spark.options.source_options import GROUPS
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.servers import ServerBackend, ServerHead
 
@@ -62,12 +63,17 @@ class _Groups:
         cluster: ClusterAddress,
         security: str | None,
         patience: Patience,
+        needed: tuple[str, ...],
         make: Callable[[tuple[str, ...], tuple[str, str]], Any],
     ) -> None:
-        """`make` returns a group's part, by its addresses and the names of cluster and group."""
+        """`make` returns a group's part, by its addresses and the names of cluster and group.
+
+        `needed` are the groups that the options name: they must be there.
+        """
         self.where = str(cluster)
         self._cluster = cluster.cluster
         self._patience = patience
+        self._needed = needed
         self._make = make
         self._found = ClusterGroups(cluster, as_security(security), SYSTEM_CLOCK)
         self._found.start()
@@ -82,14 +88,14 @@ class _Groups:
 
         Waits for ZooKeeper for `wait_s`, by default as long as a query that begins does. Raises
         UnreachableError if no group is known, or, with `whole`, if one of them cannot be
-        read in ZooKeeper; UsageError for two groups with one number.
+        read in ZooKeeper, or one that is needed is not there; UsageError for two groups with one
+        number.
         """
         self._found.wait_read(self._patience.first_s if wait_s is None else wait_s)
-        unread = self._found.unread
-        if whole and unread:
-            name = min(unread)
-            raise UnreachableError(f"group {name} of {self.where} is not found: {unread[name]}")
-        for name, seen in self._found.groups.items():
+        unread, groups = self._found.unread, self._found.groups
+        if whole:
+            self._check_whole(unread, groups)
+        for name, seen in groups.items():
             number = number_of(name)
             if number not in self._parts:
                 self._parts[number] = (name, self._make(seen.addresses, (self._cluster, name)))
@@ -105,6 +111,17 @@ class _Groups:
                 f"{self._patience.option}"
             )
         return {number: part for number, (_, part) in self._parts.items()}
+
+    def _check_whole(self, unread: Mapping[str, str], groups: Collection[str]) -> None:
+        if unread:
+            name = min(unread)
+            raise UnreachableError(f"group {name} of {self.where} is not found: {unread[name]}")
+        missing = [name for name in self._needed if name not in groups]
+        if missing and groups:
+            raise UnreachableError(
+                f"group {missing[0]} of {self.where}, which the option {GROUPS!r} names, is not in "
+                "ZooKeeper: start a node of it, or correct the option"
+            )
 
     def of(
         self, key: TopicPartition, wait_s: float | None = None
@@ -215,14 +232,18 @@ class ClusterBackend(_OfGroups):
         fail_on_data_loss: bool,
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
+        needed: tuple[str, ...] = (),
     ) -> None:
         self.where = str(cluster)
+        self._needed = needed
         self._cluster, self._security, self._patience = cluster, security, patience
         self._fail_on_data_loss = fail_on_data_loss
         self._groups: _Groups | None = None
 
     def __enter__(self) -> Self:
-        self._groups = _Groups(self._cluster, self._security, self._patience, self._make)
+        self._groups = _Groups(
+            self._cluster, self._security, self._patience, self._needed, self._make
+        )
         return self
 
     def _make(self, addresses: tuple[str, ...], names: tuple[str, str]) -> ServerBackend:
@@ -275,12 +296,14 @@ class ClusterHead(_OfGroups):
         cluster: ClusterAddress,
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
+        needed: tuple[str, ...] = (),
     ) -> None:
         self.where = str(cluster)
         self._groups = _Groups(
             cluster,
             security,
             patience,
+            needed,
             lambda at, names: ServerHead(at, security, patience, names),
         )
         self._begun = False

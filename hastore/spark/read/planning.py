@@ -34,7 +34,7 @@ def open_backend(options: SourceOptions) -> Backend:
     if cluster is not None:
         from hastore.spark.read.clusters import ClusterBackend
 
-        return ClusterBackend(cluster, fails, security, options.patience)
+        return ClusterBackend(cluster, fails, security, options.patience, options.groups)
     from hastore.spark.read.servers import ServerBackend
 
     return ServerBackend(options.bootstrap, fails, security, options.patience)
@@ -52,7 +52,7 @@ def open_head(options: SourceOptions) -> Head:
     if cluster is not None:
         from hastore.spark.read.clusters import ClusterHead
 
-        return ClusterHead(cluster, options.security, options.patience)
+        return ClusterHead(cluster, options.security, options.patience, options.groups)
     from hastore.spark.read.servers import ServerHead
 
     return ServerHead(options.bootstrap, options.security, options.patience)

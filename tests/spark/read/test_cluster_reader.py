@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from hastore.addresses import parse_cluster_address
-from hastore.errors import PositionLostError, UnreachableError
+from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.ha.rules.epochs import Standing
 from hastore.spark.options.durations import Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
-from hastore.spark.options.source_options import parse_stream_options
+from hastore.spark.options.source_options import parse_options, parse_stream_options
 from hastore.spark.read import clusters
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.clusters import ClusterBackend, ClusterHead, partition_of
+from hastore.spark.read.planning import open_backend, open_head
 from hastore.spark.stream_driver import StreamDriver
 from hastore.spark.stream_offsets import StreamOffset
 
@@ -71,6 +72,23 @@ def test_a_stream_begins_with_all_groups_and_goes_on_beside_one_that_comes_later
         assert head.available() == queues("g0", "g1")
         found.unread = {"g2": "ZooKeeper refuses access to /hastore/shop/g2"}
         assert head.available() == queues("g0", "g1"), "it is read from its start, once it can be"
+
+
+def test_a_group_that_an_option_names_is_not_left_out(found):
+    """As when ZooKeeper was set up anew, and no node of the group has run since."""
+    found.unread, found.problem = {}, None
+    raw = {"hastore.bootstrap.servers": str(CLUSTER), "subscribe": "t", "hastore.groups": "g1, g0"}
+    options = parse_options(raw)
+    with open_backend(options) as backend, contextlib.closing(open_head(options)) as head:
+        for part in (backend, head):
+            with pytest.raises(UnreachableError, match="group g1 of zk://.*'hastore.groups' names"):
+                part.available()
+        found.admit()
+        for part in (backend, head):
+            assert part.available() == queues("g0", "g1")
+    for wrong in ("zk://127.0.0.1:1/shop/g0", "tcp://127.0.0.1:1"):
+        with pytest.raises(UsageError, match="'hastore.groups' is for all groups of a cluster"):
+            parse_options({**raw, "hastore.bootstrap.servers": wrong})
 
 
 def test_each_group_tells_where_deletions_ended_its_queues(found, monkeypatch):
