@@ -24,6 +24,25 @@ log = logging.getLogger(__name__)
 WRITE = 2  # a bit of a topic's permission
 
 
+class GroupNodes:
+    """The nodes of one group of a cluster, as the cluster's groups are known now."""
+
+    def __init__(
+        self, groups: ClusterGroups, cluster: str, group: str, addresses: tuple[str, ...]
+    ) -> None:
+        """`addresses` are the known ones, which stay if the group goes from ZooKeeper."""
+        self.names = (cluster, group)
+        self._groups = groups
+        self._last = addresses
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return the addresses of the client API; the same object as long as nothing is new."""
+        seen = self._groups.groups.get(self.names[1])
+        if seen is not None:
+            self._last = seen.addresses
+        return self._last
+
+
 class ClusterGroups:
     """Follow a cluster's groups, in a thread of its own; safe to share between threads."""
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hastore.client.connections.bulk_link import BulkLink
+from hastore.client.connections.cluster_groups import GroupNodes
 from hastore.client.connections.proving import make_prover
 from hastore.client.connections.requester import Requester
 from hastore.client.messages import Position
@@ -92,21 +93,21 @@ class RangeReader:
         clock: Clock = SYSTEM_CLOCK,
         wanted: api.Filter | None = None,
         give_up_s: float | None = None,
-        of_group: tuple[str, str] | None = None,
+        nodes: GroupNodes | None = None,
     ) -> None:
         """Prepare; opens no connection. Raises UsageError or ConfigError for `security`.
 
         `before` is the (epoch, offset) of the record before `start`: if a failover has cut that
         record away, the position is lost. With `skip_lost`, messages that no replica has any more
         are left out. With `wanted` chunks have only the records that match. `give_up_s` is how long
-        to wait for the next record of any replica; GIVE_UP_S without it. With `of_group` only nodes
-        of that cluster and group are used.
+        to wait for the next record of any replica; GIVE_UP_S without it. `nodes` are those
+        of a group of a cluster: no others are used, and they are followed to other addresses.
         """
         self._give_up_s = GIVE_UP_S if give_up_s is None else give_up_s
         self._warn_ms = float("inf")
         self._wanted = wanted
         self._bootstrap = bootstrap
-        self._of_group = of_group
+        self._nodes = nodes
         self._prover = make_prover(security)
         self._topic = topic
         self._queue_id = queue_id
@@ -191,8 +192,11 @@ class RangeReader:
 
     def _survey(self) -> tuple[list[str], str]:
         """Return the nodes that can be asked, and why there are none."""
+        of_group = None
+        if self._nodes is not None:
+            of_group, self._bootstrap = self._nodes.names, self._nodes.addresses()
         prover = self._prover or Security()
-        requester = Requester(self._bootstrap, self._clock, prover, of_group=self._of_group)
+        requester = Requester(self._bootstrap, self._clock, prover, of_group=of_group)
         try:
             requester.run_steps(requester.survey(SURVEY_S))
         except UnreachableError as failure:

@@ -15,7 +15,7 @@ import logging
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from hastore.client.arguments import SendOptions, key_text, refusal, waiting_limit
 from hastore.client.connections.bootstrap import cluster_of
-from hastore.client.connections.cluster_groups import ClusterGroups
+from hastore.client.connections.cluster_groups import ClusterGroups, GroupNodes
 from hastore.client.connections.following_transport import FollowingTransport
 from hastore.client.connections.proving import make_prover
 from hastore.client.lifecycle import Lifecycle, describe
@@ -59,19 +59,17 @@ class GroupProducer(Producer):
 
     def __init__(
         self,
-        bootstrap: Sequence[str],
+        nodes: GroupNodes,
         *,
-        cluster: str,
-        name: str,
-        named: Callable[[], tuple[str, ...]],
         options: SendOptions,
         security: Security | None,
         clock: Clock,
     ) -> None:
-        """`named` returns the addresses of the group's nodes, as they are known now."""
-        self.name = name
-        self._transport = FollowingTransport(clock, (cluster, name), named, make_prover(security))
-        self._open(bootstrap, options, None, security, clock)
+        """Start to connect to the nodes, wherever they are; the arguments were checked."""
+        self.name = nodes.names[1]
+        prover = make_prover(security)
+        self._transport = FollowingTransport(clock, nodes.names, nodes.addresses, prover)
+        self._open(list(nodes.addresses()), options, None, security, clock)
 
     def _make_driver(
         self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
@@ -93,21 +91,6 @@ class GroupProducer(Producer):
     def end(self, timeout_s: float | None = None) -> None:
         """Close it, for the cluster's producer."""
         super().close(timeout_s)
-
-
-class _Named:
-    """The addresses of a group, as a cluster's groups are known; a group that goes keeps them."""
-
-    def __init__(self, groups: ClusterGroups, name: str, addresses: tuple[str, ...]) -> None:
-        self._groups = groups
-        self._name = name
-        self._last = addresses
-
-    def __call__(self) -> tuple[str, ...]:
-        seen = self._groups.groups.get(self._name)
-        if seen is not None:
-            self._last = seen.addresses
-        return self._last
 
 
 class _Message(NamedTuple):
@@ -146,9 +129,10 @@ class ClusterProducer(Producer):
         self._clock = clock
         self._timeout_ms = options.delivery_timeout_ms
         self._make = partial(
-            GroupProducer, cluster=cluster.cluster, options=replace(options, leave_ms=LEAVE_MS),
-            security=security, clock=clock,
+            GroupProducer, options=replace(options, leave_ms=LEAVE_MS), security=security,
+            clock=clock,
         )  # fmt: skip
+        self._cluster = cluster.cluster
         self._groups = ClusterGroups(cluster, security, clock)
         self._lock = threading.Lock()
         self._producers: dict[str, GroupProducer] = {}  # changed under the lock
@@ -415,8 +399,9 @@ class ClusterProducer(Producer):
 
     def _producer(self, name: str) -> GroupProducer | None:
         """Return the producer of a group, which follows the group's addresses by itself."""
-        seen, known = self._groups.groups.get(name), self._producers.get(name)
-        if seen is None or known is not None:
+        known = self._producers.get(name)
+        groups = self._groups.groups
+        if known is not None or name not in groups:
             return known
         with self._lock:
             known = self._producers.get(name)
@@ -424,9 +409,8 @@ class ClusterProducer(Producer):
                 return known
             if self._ends.is_set():  # nobody would close it
                 self._lifecycle.check_usable()
-            named = _Named(self._groups, name, seen.addresses)
-            made = self._make(list(seen.addresses), name=name, named=named)
-            self._producers[name] = made
+            nodes = GroupNodes(self._groups, self._cluster, name, groups[name].addresses)
+            made = self._producers[name] = self._make(nodes)
             return made
 
     def _note_settled(self, future: Future[Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from hastore.addresses import ClusterAddress
-from hastore.client.connections.cluster_groups import ClusterGroups
+from hastore.client.connections.cluster_groups import ClusterGroups, GroupNodes
 from hastore.client.security import as_security
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ForbiddenError, UnreachableError, UsageError
@@ -64,9 +64,9 @@ class _Groups:
         security: str | None,
         patience: Patience,
         needed: tuple[str, ...],
-        make: Callable[[tuple[str, ...], tuple[str, str]], Any],
+        make: Callable[[GroupNodes], Any],
     ) -> None:
-        """`make` returns a group's part, by its addresses and the names of cluster and group.
+        """`make` returns a group's part, by its nodes.
 
         `needed` are the groups that the options name: they must be there.
         """
@@ -98,7 +98,8 @@ class _Groups:
         for name, seen in groups.items():
             number = number_of(name)
             if number not in self._parts:
-                self._parts[number] = (name, self._make(seen.addresses, (self._cluster, name)))
+                nodes = GroupNodes(self._found, self._cluster, name, seen.addresses)
+                self._parts[number] = (name, self._make(nodes))
             other = self._parts[number][0]
             if other != name:
                 raise UsageError(
@@ -246,9 +247,9 @@ class ClusterBackend(_OfGroups):
         )
         return self
 
-    def _make(self, addresses: tuple[str, ...], names: tuple[str, str]) -> ServerBackend:
-        fails = self._fail_on_data_loss
-        return ServerBackend(addresses, fails, self._security, self._patience, names)
+    def _make(self, nodes: GroupNodes) -> ServerBackend:
+        at, fails = nodes.addresses(), self._fail_on_data_loss
+        return ServerBackend(at, fails, self._security, self._patience, nodes)
 
     def __exit__(self, *_: object) -> None:
         if self._groups is not None:
@@ -304,7 +305,7 @@ class ClusterHead(_OfGroups):
             security,
             patience,
             needed,
-            lambda at, names: ServerHead(at, security, patience, names),
+            lambda nodes: ServerHead(nodes.addresses(), security, patience, nodes),
         )
         self._begun = False
 

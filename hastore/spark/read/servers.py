@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hastore.client.connections.bootstrap import parse_bootstrap
+from hastore.client.connections.cluster_groups import GroupNodes
 from hastore.client.connections.requester import Answer, Requester, Steps, expect
 from hastore.client.consumer.range_reader import Chunk, RangeReader
 from hastore.clock import SYSTEM_CLOCK
@@ -65,13 +66,14 @@ def offset_by_time(
     partition: TopicPartition,
     timestamp_ms: int,
     timeout_s: float = DEFAULT_PATIENCE.later_s,
-    of_group: tuple[str, str] | None = None,
+    nodes: GroupNodes | None = None,
 ) -> int | None:
     """Return the first offset stored at or after the instant; None if all are older.
 
     Raises ClientError if the node cuts its search short each time, and UnreachableError.
     """
-    addresses = parse_bootstrap(bootstrap)
+    addresses = parse_bootstrap(bootstrap if nodes is None else nodes.addresses())
+    of_group = None if nodes is None else nodes.names
     requester = Requester(addresses, SYSTEM_CLOCK, security, of_group=of_group)
     try:
         return requester.run_steps(_by_time(requester, partition, timestamp_ms, timeout_s))
@@ -126,9 +128,9 @@ class ServerBackend:
         fail_on_data_loss: bool,
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
-        of_group: tuple[str, str] | None = None,
+        nodes: GroupNodes | None = None,
     ) -> None:
-        self._of_group = of_group
+        self._nodes = nodes
         try:
             self._bootstrap = parse_bootstrap(bootstrap)
         except UsageError as error:
@@ -199,11 +201,11 @@ class ServerBackend:
         """Return the first offset stored at or after the instant; None if all are older."""
         return offset_by_time(
             self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s,
-            self._of_group,
+            self._nodes,
         )  # fmt: skip
 
     def _head(self) -> "ServerHead":
-        return ServerHead(self._bootstrap, self._security, self._patience, self._of_group)
+        return ServerHead(self._bootstrap, self._security, self._patience, self._nodes)
 
     def log_range(self) -> tuple[int, int]:
         """Raise UsageError: nodes give messages by queue only."""
@@ -229,7 +231,7 @@ class ServerBackend:
             security=self._security,
             wanted=_filter_of(builder.wanted),
             give_up_s=self._patience.later_s,
-            of_group=self._of_group,
+            nodes=self._nodes,
         )
         chunks = reader.chunks()
         try:
@@ -369,9 +371,10 @@ class ServerHead:
         bootstrap: tuple[str, ...],
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
-        of_group: tuple[str, str] | None = None,
+        nodes: GroupNodes | None = None,
     ) -> None:
-        self._of_group = of_group
+        """`nodes` are those of a group of a cluster, which are followed to other addresses."""
+        self._nodes = nodes
         self._security = security
         self._patience = patience
         self._answered = False  # whether a node ever has
@@ -433,7 +436,7 @@ class ServerHead:
         """Return the first offset stored at or after the instant; None if all are older."""
         return offset_by_time(
             self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s,
-            self._of_group,
+            self._nodes,
         )  # fmt: skip
 
     def limit_offset(self) -> int | None:
@@ -544,7 +547,17 @@ class ServerHead:
             "ports"
         )
 
+    def _follow(self) -> None:
+        """Ask at the addresses that the group has now."""
+        found = self._bootstrap if self._nodes is None else self._nodes.addresses()
+        if set(found) != set(self._bootstrap):
+            self._bootstrap = found
+            self.where = ",".join(found)
+            self._node = None
+            self.close()
+
     def _ask_once(self, make: Callable[[int], api.Request], left_s: float) -> Answer:
+        self._follow()
         if self._node is None:
             self._choose(min(left_s, SEARCH_S))
         assert self._node is not None
@@ -572,7 +585,8 @@ class ServerHead:
 
     def _open(self) -> Requester:
         if self._requester is None:
+            of_group = None if self._nodes is None else self._nodes.names
             self._requester = Requester(
-                self._bootstrap, SYSTEM_CLOCK, self._security, of_group=self._of_group
+                self._bootstrap, SYSTEM_CLOCK, self._security, of_group=of_group
             )
         return self._requester

@@ -6,18 +6,22 @@ from types import SimpleNamespace
 import pytest
 
 from hastore.addresses import parse_cluster_address
+from hastore.client.consumer import range_reader
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.ha.rules.epochs import Standing
+from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.durations import Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
 from hastore.spark.options.source_options import parse_options, parse_stream_options
-from hastore.spark.read import clusters
+from hastore.spark.read import clusters, servers
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.clusters import ClusterBackend, ClusterHead, partition_of
 from hastore.spark.read.planning import open_backend, open_head
 from hastore.spark.stream_driver import StreamDriver
 from hastore.spark.stream_offsets import StreamOffset
+from tests.api_fakes import FakeBackend
+from tests.spark.read.test_server_reader import ALL, fill, serving
 
 CLUSTER = parse_cluster_address("zk://127.0.0.1:1/shop")
 SPAN = OffsetRange(0, 5)
@@ -48,8 +52,12 @@ def found(monkeypatch):
     return found
 
 
-def queues(*groups):
-    return {TopicPartition("t", partition_of(group, 0)): SPAN for group in groups}
+def queues(*groups, queues=(0,)):
+    return {
+        TopicPartition("t", partition_of(group, queue)): SPAN
+        for group in groups
+        for queue in queues
+    }
 
 
 def test_a_group_that_cannot_be_read_in_zookeeper_is_not_left_out(found):
@@ -120,6 +128,44 @@ def test_a_task_waits_for_zookeeper_as_for_nodes(found, monkeypatch):
             backend.available()
         assert list(backend.read_queue(span, None)) == ["batch"]
     assert waits == [7.0, 300.0]
+
+
+@pytest.mark.parametrize("task", [False, True])
+def test_a_group_that_moves_while_it_is_waited_for_is_found(monkeypatch, task):
+    found = Found()
+    found.unread = {}
+    monkeypatch.setattr(clusters, "ClusterGroups", lambda *_: found)
+    monkeypatch.setattr(servers, "SEARCH_S", 0.05)
+    monkeypatch.setattr(range_reader, "SURVEY_S", 0.05)
+    for module in (servers, range_reader):
+        monkeypatch.setattr(module, "WARN_S", 0.1)
+    node, patience = FakeBackend(), Patience(10.0, 20.0)
+    fill(node.store, 10)
+    span = QueueRange("t", partition_of("g0", 0), 0, 5)
+
+    def name(addresses):
+        found.groups = {"g0": SimpleNamespace(addresses=addresses)}
+
+    with contextlib.ExitStack() as stack:
+        with serving(node) as before:
+            name(before)
+            head = stack.enter_context(contextlib.closing(ClusterHead(CLUSTER, None, patience)))
+            backend = stack.enter_context(ClusterBackend(CLUSTER, True, None, patience))
+            for part in (head, backend):
+                assert part.available() == queues("g0", queues=(0, 1))
+
+        def move(text, *_values):
+            assert "waiting %.0f s more" in text  # it looks for a node now
+            name(stack.enter_context(serving(node)))
+
+        monkeypatch.setattr((range_reader if task else servers).log, "warning", move)
+        if task:
+            batches = list(backend.read_queue(span, BatchBuilder(ALL)))
+            assert [row["offset"] for one in batches for row in one.to_pylist()] == [*range(5)]
+        else:
+            assert head.available() == queues("g0", queues=(0, 1))
+        assert backend.available() == queues("g0", queues=(0, 1))
+        assert head.offset_by_time(TopicPartition("t", partition_of("g0", 0)), 0) == 0
 
 
 @pytest.mark.parametrize("limit", [{}, {"maxOffsetsPerTrigger": "1"}])
