@@ -29,6 +29,7 @@ from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.server import run as run_module
 from hastore.server.api.cold_reads import ColdReader
+from hastore.server.api.position_reader import PositionReader
 from hastore.server.api.queries import QueryService
 from hastore.server.api.ranges import RangeService
 from hastore.server.api.server import ApiServer
@@ -113,6 +114,7 @@ def test_every_service_requires_on_failure() -> None:
         (RangeService, "run"),
         (QueryService, "run"),
         (ColdReader, "run"),
+        (PositionReader, "run"),
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )

@@ -442,6 +442,7 @@ class BaseNode:
             )
         servers = self.name_servers.problems()
         scrubbed = self.scrub.problems()
+        found += self.api.problems()
         return [*found, *scrubbed, *self.delays.problems(), *self.tls.problems(), *servers]
 
     def client_connections(self) -> int:

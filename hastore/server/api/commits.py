@@ -42,6 +42,7 @@ from hastore.protocol.committed_positions import (
     RecordedLocks,
     with_kept,
 )
+from hastore.record.codec import Record
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.commit_records import (
     QUEUE,
@@ -53,11 +54,13 @@ from hastore.server.api.connections import Connection
 from hastore.server.api.puts import PutHandler
 
 _CHUNK_BYTES = 1024 * 1024
+_CHUNK_COMMITS = 256  # read at once: some 2 ms of work, so that puts do not wait for more
 MAX_CALLS = 10_000  # that wait until the table has caught up
 _NO_LOCKS = "UsageError", "this node gives no locks of queues"
 
 
-CommitsRead = tuple[bytes, int]  # records, and the queue offset after them
+# Records with their commits, and the queue offset after them.
+CommitsRead = tuple[list[tuple[Record, CommitBody | None]], int]
 WhenRead = Callable[[Exception | None], None]
 
 
@@ -65,6 +68,7 @@ class NextRead(NamedTuple):
     """A read of the positions' topic. Any thread may `run` it, one at a time."""
 
     history: EpochStarts  # under which it is valid
+    at: int  # the queue offset that it begins at
     run: Callable[[], CommitsRead | None]
 
 
@@ -79,6 +83,8 @@ class PositionTable:
         self._next = 0  # the next queue offset to read
         self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
         self.locks = RecordedLocks()  # the holders of queues' locks, by the records read so far
+        self.warm = False  # all that could be read was read, and not forgotten since
+        self.lent = False  # another thread runs a `next_read`: nobody else may meanwhile
 
     def record_of(self, commit: Commit) -> bytes:
         """Return a commit as a record."""
@@ -117,7 +123,7 @@ class PositionTable:
         return self._last is not None and self._last[1] >= offset
 
     def catch_up(self) -> bool:
-        """Read up to 1 MiB more of the topic; return whether the readable offset was reached.
+        """Read some more commits; return whether the readable offset was reached.
 
         Raises NotCachedError if the bytes are on the disk only: let another thread run `next_read`.
         """
@@ -134,24 +140,36 @@ class PositionTable:
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             self._forget()
+            self.warm = True
             return None
         if not self._still_there(known):
             self._forget()
         if self._next < known[0]:  # retention has removed the records between
             self._next = known[0]
             self.locks.note_gap()
-        history = self._backend.history()
-        run = partial(
-            self._reader.next, store.reader, self._next,
-            max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
+        run = partial(self._pull, self._next, store.readable_offset)
+        return NextRead(self._backend.history(), self._next, run)
+
+    def _pull(self, at: int, limit_offset: int) -> CommitsRead | None:
+        pulled = self._reader.next(
+            self._backend.store.reader, at,
+            max_messages=_CHUNK_COMMITS, max_bytes=_CHUNK_BYTES, limit_offset=limit_offset,
         )  # fmt: skip
-        return NextRead(history, run)
+        return None if pulled is None else (list(read_commit_records(pulled[0])), pulled[1])
+
+    def unread(self) -> int:
+        """Return how many commits in the log are not read yet; those not confirmed count, too."""
+        known = self._backend.store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
+        return 0 if known is None else max(0, known[1] - max(self._next, known[0]))
 
     def take(self, read: NextRead, pulled: CommitsRead | None) -> bool:
         """Take what a read gave; return whether the readable offset was reached."""
         if self._backend.history() != read.history:  # a failover may have cut the bytes just read
             return False
+        if read.at != self._next:  # it was forgotten meanwhile what was read before
+            return False
         if pulled is None:
+            self.warm = True
             return True
         if not pulled[0]:  # a record is damaged, or retention was quicker
             self.locks.note_gap()
@@ -164,6 +182,7 @@ class PositionTable:
         self.locks.clear()
         self._next = 0
         self._last = None
+        self.warm = False
 
     def _still_there(self, known: tuple[int, int]) -> bool:
         """Whether the log still has the records that were read: a rewind may have cut them."""
@@ -175,8 +194,8 @@ class PositionTable:
         standing, _ = check_position(self._backend.history(), end, *self._last)
         return standing is Standing.AGREED
 
-    def _read(self, history: EpochStarts, records: bytes) -> None:
-        for record, body in read_commit_records(records):
+    def _read(self, history: EpochStarts, records: list[tuple[Record, CommitBody | None]]) -> None:
+        for record, body in records:
             offset, stored_ms = record.physical_offset, record.store_timestamp_ms
             self._last = (epoch_of(history, offset), offset)
             self.locks.apply(body, stored_ms)

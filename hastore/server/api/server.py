@@ -74,6 +74,7 @@ from hastore.server.api.counts import ApiCounts
 from hastore.server.api.handshakes import Handshakes
 from hastore.server.api.newcomers import SLICE_MS
 from hastore.server.api.parked import Asked, Parked
+from hastore.server.api.position_reader import STOP_S, PositionReader
 from hastore.server.api.pulls import KEPT_BYTES, UNREAD, PullHandler
 from hastore.server.api.puts import TOLD_MS, PutHandler
 from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
@@ -246,7 +247,7 @@ class ApiServer(Service):
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
         self._positions_asked = False  # `positions` was asked, and the table has not caught up
-        self._positions_cold = False  # a thread of ColdReads reads the next of them
+        self._reader = self._make_reader(on_failure)
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
         self._admin = self._make_admin(carry_out, on_failure)
@@ -265,6 +266,12 @@ class ApiServer(Service):
         return AdminService(
             self._backend, self._access, carry_out, self._clock, self.wake, on_failure=fail
         )
+
+    def _make_reader(self, fail: OnFailure) -> PositionReader:
+        return PositionReader(
+            self._positions, self._io_lock, self._backend, self._clock,
+            is_wanted=self._positions_wanted, on_read=self._positions_read, on_failure=fail,
+        )  # fmt: skip
 
     def _parts(self) -> ApiParts:
         return ApiParts(
@@ -300,6 +307,7 @@ class ApiServer(Service):
         self._ranges.start()
         self._queries.start()
         self._cold.start()
+        self._reader.start()
         if self._admin is not None:
             self._admin.start()
         if self._tls is not None:
@@ -372,6 +380,10 @@ class ApiServer(Service):
         """How many connections were ended because their input was malformed."""
         return self._malformed + self._connections.malformed
 
+    def problems(self) -> list[str]:
+        """Return what an operator should know of the API; any thread may ask."""
+        return self._reader.problems()
+
     def readers_wait(self) -> bool:
         """Whether a reader waits for new records; see ApiWaker."""
         if self._fetches or self._commits.has_calls:
@@ -428,6 +440,7 @@ class ApiServer(Service):
             with self._io_lock:
                 self._serving = False
                 self._release()
+            self._reader.stop(STOP_S)
             self._ranges.stop()
             self._queries.stop()
             self._cold.stop()
@@ -854,12 +867,18 @@ class ApiServer(Service):
         """Answer waiting fetches and take waiting commits, once the positions are read."""
         store = self._backend.store
         self._reading_positions = False  # what they wait for may take long: not at once again
-        if self._positions_cold or self._backend.positions_wait():
+        if self._positions.lent or self._backend.positions_wait():
             return
         try:
             if store.dispatched_offset <= self._commits.last_offset < store.max_offset:
                 return  # wake_readers is called when replay has dispatched the last commit
-            self._reading_positions = not self._positions.catch_up()
+            # After a start or a cut there may be millions: another thread reads them.
+            if self._positions.warm:
+                self._reading_positions = not self._positions.catch_up()
+            if not self._positions.warm:
+                self._reading_positions = False
+                self._reader.wake()
+                return
             if self._reading_positions:
                 return  # the next iteration reads on
         except NotCachedError:
@@ -890,12 +909,22 @@ class ApiServer(Service):
         for connection, request, _ in fetches:
             self._give_up(connection, request, failure)
 
+    def _positions_wanted(self) -> bool:
+        return bool(self._fetches or self._commits.has_calls)
+
+    def _positions_read(self, failure: Exception | None) -> None:
+        """Go on with what waits for the positions: PositionReader has read them, or has failed."""
+        if failure is not None:
+            self._give_up_fetches(failure)
+        if failure is not None or self._positions_wanted() or self._positions_asked:
+            self.wake()
+
     def _read_cold_positions(self) -> None:
         """Let another thread read on in the topic of the positions, from the disk."""
         read = self._positions.next_read()
 
         def then(result: CommitsRead | None | Exception) -> None:
-            self._positions_cold = False
+            self._positions.lent = False
             if isinstance(result, Exception):
                 self._give_up_fetches(result)
             elif read is not None:
@@ -904,8 +933,8 @@ class ApiServer(Service):
 
         self._reading_positions = False
         if read is not None:
-            self._positions_cold = self._cold.accept(None, read.run, then)
-        if not self._positions_cold:
+            self._positions.lent = self._cold.accept(None, read.run, then)
+        if not self._positions.lent:
             self._give_up_fetches(StoreError(TOO_MANY))
 
     def _change_topic(self, connection: Connection, request: api.TopicChange) -> None:

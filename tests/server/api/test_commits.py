@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import ApiConfig
+from hastore.errors import StoreError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
+from hastore.protocol.committed_positions import CommitBody
+from hastore.server.api import position_reader
+from hastore.server.api.commit_records import CommitReader, commit_record
 from hastore.server.api.commits import CommitHandler
 from hastore.server.api.server import ApiServer
+from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import Client, record, until
 
@@ -254,3 +263,105 @@ def test_a_long_list_of_queues_that_may_move_back_is_not_searched_for_each_queue
     whole = api.Commit(1, "g", "t", lower, back=back)
     assert handler.begin(whole, SYSTEM_CLOCK.monotonic_ms(), mock.Mock(), refused)
     assert puts.admit_own_record.call_count == 1 and not refused.called
+
+
+# -- after a start: the log has commits that nobody has read
+
+
+class Reading:
+    """Says which thread reads commits, and lets PositionReader's wait for `go_on`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.go_on = threading.Event()
+        self.failure: Exception | None = None
+        self._real = CommitReader.next
+        monkeypatch.setattr(CommitReader, "next", lambda *given, **named: self(*given, **named))
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        self.names.append(threading.current_thread().name)
+        if self.names[-1] == "PositionReader":
+            assert self.go_on.wait(60)
+            if self.failure is not None:
+                raise self.failure
+        return self._real(*given, **named)
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reading]:
+    found = Reading(monkeypatch)
+    yield found
+    found.go_on.set()
+
+
+def commits_of(backend: FakeBackend, count: int) -> None:
+    """Fill the log with commits of g in t."""
+    bodies = (CommitBody("g", "t", {0: (at, None, None)}) for at in range(count))
+    backend.store.put_encoded([b"".join(commit_record(body, 1) for body in bodies)])
+
+
+@pytest.fixture
+def restarted(reading: Reading, backend: FakeBackend) -> Iterator[ApiServer]:
+    commits_of(backend, 1_000)
+    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
+    running.start()
+    yield running
+    reading.go_on.set()
+    assert running.stop(60)
+
+
+def test_positions_are_read_before_anybody_asks(restarted: ApiServer, reading: Reading) -> None:
+    reading.go_on.set()
+    until(lambda: restarted._positions.find("g", "t") == {0: api.Position(999)})
+    assert set(reading.names) == {"PositionReader"}
+
+
+def test_who_waits_for_positions_after_a_start_keeps_nobody_else(
+    restarted: ApiServer, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be millions of commits: the API's thread reads none of them."""
+    monkeypatch.setattr(position_reader, "MANY", 1_000)
+    client = Client(restarted.endpoint)
+    try:
+        client.send(api.Fetch(99, "g", "t"))
+        client.send(commit(98, 1_000))
+        until(lambda: reading.names)
+        assert client.ask(api.Put(1, 1), record()).status is api.Status.PUT_OK
+        assert "1000 commits are left" in restarted.problems()[0]
+        assert set(reading.names) == {"PositionReader"}
+        reading.go_on.set()
+        replies = {reply.rid: reply for reply, _ in (client.receive(), client.receive())}
+        assert replies[99].positions[0].queue_offset >= 999
+        assert replies[98].status is api.Status.PUT_OK
+        assert restarted.problems() == []
+    finally:
+        client.close()
+
+
+def test_who_waits_for_positions_that_cannot_be_read_is_told_why(
+    restarted: ApiServer, reading: Reading, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading.failure = StoreError("a bad sector")
+    reading.go_on.set()
+    client = Client(restarted.endpoint)
+    try:
+        with caplog.at_level(logging.WARNING):
+            failed = client.ask(api.Fetch(2, "g", "t"))
+        assert (failed.status, failed.reason) == ("StoreError", "a bad sector")
+        until(lambda: "could not be read: StoreError('a bad sector')" in caplog.text)
+        reading.failure = None
+        assert client.ask(api.Fetch(3, "g", "t")).positions == {0: api.Position(999)}
+    finally:
+        client.close()
+
+
+def test_a_slave_reads_on_though_nobody_asks(
+    restarted: ApiServer, reading: Reading, backend: FakeBackend
+) -> None:
+    """Who becomes the master has the positions then."""
+    reading.go_on.set()
+    until(lambda: restarted._positions.warm)
+    backend.writable = False
+    commits_of(backend, 1_100)
+    until(lambda: restarted._positions.find("g", "t") == {0: api.Position(1_099)})
+    assert set(reading.names) == {"PositionReader"}

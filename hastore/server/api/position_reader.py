@@ -1,0 +1,103 @@
+"""PositionReader: the thread that reads the committed positions before a group asks for them.
+
+After a start the log may have millions of commits, which take minutes to read. This thread begins
+with them at once, on slaves too, and goes on, so that a slave that becomes the master has them. It
+paces itself, as all threads that read beside puts do, but not while a group waits for positions.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from hastore.bounded_log import BoundedLines
+from hastore.clock import Clock
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.commits import PositionTable
+from hastore.server.api.ranges import Pace
+from hastore.service import OnFailure, Service
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # between two looks for what is new
+STOP_S = 4.0  # a disk that hangs holds up the end of the node for no longer
+MANY = 100_000  # commits, about a second of reading at full speed
+
+
+class PositionReader(Service):
+    """Keep the API's table of positions near the end of what may be read."""
+
+    def __init__(
+        self,
+        table: PositionTable,
+        lock: threading.Lock,
+        backend: ApiBackend,
+        clock: Clock,
+        *,
+        is_wanted: Callable[[], bool],
+        on_read: Callable[[Exception | None], None],
+        on_failure: OnFailure,
+    ) -> None:
+        """Prepare; `lock` is the API's, which all uses of `table` need.
+
+        `is_wanted()`: whether somebody waits for positions. `on_read(failure)` is called with the
+        lock, when all is read or with why not.
+        """
+        super().__init__("PositionReader", on_failure=on_failure)
+        self._table, self._lock = table, lock
+        self._is_wanted, self._on_read = is_wanted, on_read
+        self._pace = Pace(clock, lambda: backend.store.max_offset, self.stopping)
+        self._warn = BoundedLines(log, clock=clock).write
+        self._wakeup = threading.Event()
+
+    def wake(self) -> None:
+        """Let the thread look now, or see `stopping`."""
+        self._wakeup.set()
+
+    def run(self) -> None:
+        """Read what is new until stopped."""
+        while not self.stopping.is_set():
+            self._pace.begin()
+            while not self.stopping.is_set() and self._step():
+                if self._is_wanted():
+                    self._pace.begin()
+                else:
+                    self._pace.rests()
+            self._wakeup.wait(LOOK_S)
+            self._wakeup.clear()
+
+    def _step(self) -> bool:
+        """Read one piece; return whether to go on with the next."""
+        table = self._table
+        with self._lock:
+            if table.lent:  # a reader of the disk has it, and the API's thread goes on after it
+                return False
+            read = table.next_read()
+            if read is None:
+                self._on_read(None)
+                return False
+            table.lent = True
+        found = failure = None
+        try:
+            found = read.run()
+        except Exception as error:  # of this read: it is tried again
+            failure = error
+        with self._lock:
+            table.lent = False
+            if failure is not None:
+                self._warn("the committed positions could not be read: %r", failure)
+            ended = failure is None and table.take(read, found)
+            if ended or failure is not None:
+                self._on_read(failure)
+        return not ended and failure is None
+
+    def problems(self) -> list[str]:
+        """Return that groups have to wait for their positions, if that takes long."""
+        left = 0 if self._table.warm else self._table.unread()
+        if left < MANY:
+            return []
+        return [
+            f"the committed positions are not read yet after this start: {left} commits are left,"
+            " and until then groups that this node serves wait for their positions"
+        ]
