@@ -125,6 +125,10 @@ class FakeStore:
         return len(self.log)
 
     @property
+    def flushed_offset(self) -> int:
+        return len(self.log)
+
+    @property
     def readable_offset(self) -> int:
         return len(self.log) if self.confirmed is None else self.confirmed
 

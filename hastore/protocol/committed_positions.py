@@ -164,6 +164,15 @@ class RecordedLock(NamedTuple):
     at_ms: float
 
 
+class LocksRead(NamedTuple):
+    """All that RecordedLocks knows."""
+
+    now_ms: float
+    stored_ms: int | None
+    since_ms: float | None
+    held: Mapping[Pair, Mapping[int, RecordedLock]]
+
+
 class RecordedLocks:
     """The locks of queues as the records say. One thread uses it.
 
@@ -243,6 +252,17 @@ class RecordedLocks:
         self._now_ms, self._stored_ms, self._since_ms = 0.0, None, None
         self._locks.clear()
         self._count = 0
+
+    def copied(self) -> LocksRead:
+        """Return all that is known, for `restore`."""
+        held = {pair: known.copy() for pair, known in self._locks.items()}
+        return LocksRead(self._now_ms, self._stored_ms, self._since_ms, held)
+
+    def restore(self, read: LocksRead) -> None:
+        """Know what `copied` has returned, and nothing else."""
+        self._now_ms, self._stored_ms, self._since_ms = read.now_ms, read.stored_ms, read.since_ms
+        self._locks = {pair: dict(known) for pair, known in read.held.items()}
+        self._count = sum(map(len, self._locks.values()))
 
     def items(self) -> Iterator[tuple[Pair, Mapping[int, RecordedLock]]]:
         """Iterate over groups with topics, and their locks by queue."""

@@ -50,6 +50,7 @@ from hastore.server.http_server import HttpAccess, HttpServer
 from hastore.server.metrics.node_metrics import NodeMetrics
 from hastore.server.name_servers import NameServers
 from hastore.server.overview import overview
+from hastore.server.position_file import PositionFile
 from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.elsewhere import Elsewhere
 from hastore.server.remoting.forwarding import ForwardCounts, Network
@@ -193,6 +194,7 @@ class BaseNode:
             self.config, self.config_path, fs=self._fs, clock=self._clock, parse=self._parse,
             leading=leading, on_change=self.wake,
         )  # fmt: skip
+        in_memory = self.config.store.kind is StoreKind.MEMORY
         return ApiServer(
             self.config.bound("api"),
             backend,
@@ -210,6 +212,7 @@ class BaseNode:
                 elsewhere=self.elsewhere,
             ),
             slow_ms=self.config.log.slow_threshold_ms,
+            position_file=None if in_memory else PositionFile(self._fs, self.config.store.root),
             fast_port=self.config.ha.allow_classic_peers and remoting_refusal(self.config) is None,
         )  # fmt: skip
 

@@ -267,6 +267,11 @@ class ApiStore(Protocol):
         ...
 
     @property
+    def flushed_offset(self) -> int:
+        """The offset up to which the log is on the disk."""
+        ...
+
+    @property
     def readable_offset(self) -> int:
         """The offset at which readers stop."""
         ...

@@ -19,6 +19,7 @@ is refused as FENCED, unless that member has the locks of all its queues in this
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -37,6 +38,8 @@ from hastore.protocol.api import (
 from hastore.protocol.committed_positions import (
     TAKEN_OVER,
     CommitBody,
+    LocksRead,
+    Pair,
     Place,
     PositionMap,
     RecordedLocks,
@@ -72,6 +75,31 @@ class NextRead(NamedTuple):
     run: Callable[[], CommitsRead | None]
 
 
+class LastRead(NamedTuple):
+    """The record that was read last: where, and what tells it from any other that may be there."""
+
+    epoch: int
+    offset: int
+    queue_offset: int
+    stored_ms: int
+    crc32: int  # of its body
+
+    @staticmethod
+    def of(epoch: int, record: Record) -> LastRead:
+        """Return what to keep of a record."""
+        at, stored_ms = record.physical_offset, record.store_timestamp_ms
+        return LastRead(epoch, at, record.queue_offset, stored_ms, zlib.crc32(record.body))
+
+
+class TableRead(NamedTuple):
+    """All that a PositionTable has read."""
+
+    next: int
+    last: LastRead
+    positions: Mapping[Pair, Mapping[int, Place]]
+    locks: LocksRead
+
+
 class PositionTable:
     """The latest committed positions; the API's lock is held in every call."""
 
@@ -81,7 +109,8 @@ class PositionTable:
         self._latest = PositionMap()  # from the records read so far
         self._reader = CommitReader(clock, near_end=True)
         self._next = 0  # the next queue offset to read
-        self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
+        self._last: tuple[int, Record] | None = None  # its epoch, and the record read last
+        self.commits = 0  # how many were read
         self.locks = RecordedLocks()  # the holders of queues' locks, by the records read so far
         self.warm = False  # all that could be read was read, and not forgotten since
         self.lent = False  # another thread runs a `next_read`: nobody else may meanwhile
@@ -120,7 +149,33 @@ class PositionTable:
 
     def has_read(self, offset: int) -> bool:
         """Whether the record at an offset of the log has been read."""
-        return self._last is not None and self._last[1] >= offset
+        return self._last is not None and self._last[1].physical_offset >= offset
+
+    def copied(self) -> TableRead | None:
+        """Return all that was read, for `restore`; None if that is nothing."""
+        if self._last is None:
+            return None
+        read = LastRead.of(*self._last)
+        return TableRead(self._next, read, self._latest.copied(), self.locks.copied())
+
+    def restore(self, read: TableRead) -> bool:
+        """Go on from what an earlier process has read, if the log still has all of that.
+
+        A log that has the record read last, in the same epoch, has all before it, too. The API's
+        lock is not needed yet, and this may wait for the disk. Raises what that read raises.
+        """
+        store, last = self._backend.store, read.last
+        history = self._backend.history()
+        standing, _ = check_position(history, store.max_offset, last.epoch, last.offset)
+        if standing is not Standing.AGREED or last.offset < store.min_offset:
+            return False
+        record = store.reader.record_at(last.offset)
+        if record is None or LastRead.of(epoch_of(history, last.offset), record) != last:
+            return False
+        self._next, self._last = read.next, (last.epoch, record)
+        self._latest = PositionMap(read.positions)
+        self.locks.restore(read.locks)
+        return True
 
     def catch_up(self) -> bool:
         """Read some more commits; return whether the readable offset was reached.
@@ -190,14 +245,16 @@ class PositionTable:
             return False
         if self._last is None:
             return True
-        end = self._backend.store.max_offset
-        standing, _ = check_position(self._backend.history(), end, *self._last)
+        (epoch, record), end = self._last, self._backend.store.max_offset
+        history = self._backend.history()
+        standing, _ = check_position(history, end, epoch, record.physical_offset)
         return standing is Standing.AGREED
 
     def _read(self, history: EpochStarts, records: list[tuple[Record, CommitBody | None]]) -> None:
+        self.commits += len(records)
         for record, body in records:
             offset, stored_ms = record.physical_offset, record.store_timestamp_ms
-            self._last = (epoch_of(history, offset), offset)
+            self._last = (epoch_of(history, offset), record)
             self.locks.apply(body, stored_ms)
             if body is not None:
                 self._latest.apply_commit(body, offset)  # drops a commit that has_room would refuse

@@ -74,7 +74,7 @@ from hastore.server.api.counts import ApiCounts
 from hastore.server.api.handshakes import Handshakes
 from hastore.server.api.newcomers import SLICE_MS
 from hastore.server.api.parked import Asked, Parked
-from hastore.server.api.position_reader import STOP_S, PositionReader
+from hastore.server.api.position_reader import STOP_S, PositionReader, ReadCache
 from hastore.server.api.pulls import KEPT_BYTES, UNREAD, PullHandler
 from hastore.server.api.puts import TOLD_MS, PutHandler
 from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
@@ -205,6 +205,7 @@ class ApiServer(Service):
         make_door: Callable[[ApiParts], FrameDoor] | None = None,
         fast_port: bool = False,
         slow_ms: float | None = None,
+        position_file: ReadCache | None = None,
     ) -> None:
         """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
 
@@ -212,7 +213,8 @@ class ApiServer(Service):
         it refuses. With `access` they must prove who they are; `carry_out` does what admins ask
         for, in a thread of its own. RocketMQ's frames go to the door that `make_door` makes; else
         their connections are ended. `fast_port`: FAST_PORT_BELOW.
-        Puts and pulls that take longer than `slow_ms` are logged.
+        Puts and pulls slower than `slow_ms` are logged. `position_file` keeps what is read of the
+        committed positions.
         """
         super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address, self._backend = bind_address, backend
@@ -221,7 +223,7 @@ class ApiServer(Service):
         weakref.finalize(self, os.close, self._wakeup)  # a confirmation after `stop` may use it
         self._woken = False
         self._serving = self._readable_moved = False
-        self.counts = ApiCounts()
+        self.counts, self.endpoint, self._malformed = ApiCounts(), bind_address, 0
         self._told = BoundedLines(log, level=logging.INFO, clock=clock, burst=3, every_ms=TOLD_MS)
         self._failures = failures = Failures(clock)
         self._replies = Replies(self._cannot_encode)
@@ -247,7 +249,7 @@ class ApiServer(Service):
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
         self._positions_asked = False  # `positions` was asked, and the table has not caught up
-        self._reader = self._make_reader(on_failure)
+        self._reader = self._make_reader(on_failure, position_file)
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
         self._admin = self._make_admin(carry_out, on_failure)
@@ -256,9 +258,7 @@ class ApiServer(Service):
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, Asked]] = deque()  # bulk pulls to answer
         self._served = False  # newcomers: their first requests may wait for the next iteration
-        self._malformed = 0
         self._bursts = BurstMemory(2 * KEPT_BYTES)  # the heap keeps so much anyway
-        self.endpoint = bind_address
 
     def _make_admin(self, carry_out: CarryOut | None, fail: OnFailure) -> AdminService | None:
         if self._access is None or carry_out is None:
@@ -267,10 +267,11 @@ class ApiServer(Service):
             self._backend, self._access, carry_out, self._clock, self.wake, on_failure=fail
         )
 
-    def _make_reader(self, fail: OnFailure) -> PositionReader:
+    def _make_reader(self, fail: OnFailure, file: ReadCache | None) -> PositionReader:
         return PositionReader(
             self._positions, self._io_lock, self._backend, self._clock,
             is_wanted=self._positions_wanted, on_read=self._positions_read, on_failure=fail,
+            file=file,
         )  # fmt: skip
 
     def _parts(self) -> ApiParts:

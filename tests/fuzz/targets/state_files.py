@@ -27,7 +27,7 @@ from hastore.ha.node.node_state import Durable, NodeState
 from hastore.protocol.committed_positions import CommitBody, encode_commit
 from hastore.protocol.dledger import INDEX_MAX, NODE_MAX, TERM_MAX
 from hastore.registry.remembered import RegistryMemory
-from hastore.server import kept_positions
+from hastore.server import kept_positions, position_file
 from hastore.server.delays_taken import read_offsets
 from hastore.server.role_source import OneShotFlags
 from hastore.server.scrub_service import ScrubService
@@ -57,6 +57,7 @@ REACHES = (
     deliveries._unpack,
     transactions._unpack,
     kept_positions._parse,
+    position_file.parse,
     Cuts.load,
     Cuts.take_dismissal,
     RequestFile.pop,
@@ -197,6 +198,12 @@ def _positions(fs: MemoryFileSystem) -> bool:
     return True
 
 
+def _positions_read(fs: MemoryFileSystem) -> bool:
+    with kit.documented(CorruptRecordError):
+        position_file.parse(fs.read_bytes(f"{ROOT}/hastore/positions-read"))
+    return True
+
+
 def _cuts(fs: MemoryFileSystem) -> bool:
     cuts = Cuts(fs, ROOT, SYSTEM_CLOCK, elects=False, on_change=lambda *_: None)
     cuts.load()
@@ -263,6 +270,7 @@ READERS: dict[bytes, tuple[str, Reader]] = {
     b"d": ("hastore/deliveries", _deliveries),
     b"x": ("hastore/transactions", _transactions),
     b"p": ("hastore/positions", _positions),
+    b"z": ("hastore/positions-read", _positions_read),
     b"u": ("hastore/cuts.json", _cuts),
     b"s": ("hastore/dismiss.json", _dismissal),
     b"o": ("hastore/once.json", _once),
@@ -293,7 +301,7 @@ def repaired(data: bytes) -> bytes:
         return kind + kit.with_crc(raw[:size]) + raw[size + 4 :]
     if kind == b"l" and len(raw) > 104:
         return kind + kit.with_crc(raw[:96]) + raw[100:]
-    if kind == b"p" and b"\n" in raw:
+    if kind in (b"p", b"z") and b"\n" in raw:
         head, _, body = raw.partition(b"\n")
         at = head.find(b'"crc32":') + 8
         stop = next((n for n in range(at, len(head)) if not 48 <= head[n] <= 57), len(head))
