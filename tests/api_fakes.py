@@ -72,6 +72,7 @@ class FakeStore:
         self.damaged: list[int] = []  # what readers asked to be repaired
         self.units: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.seen: dict[tuple[bytes, bytes], tuple[int, int, int, int]] = {}
+        self.hidden: dict[str, int] = {}  # of deleted topics: where they begin anew
         self.min_offset = 0
         self.forgotten: int | None = None  # what `producer_progress` says
         self.confirmed: int | None = None  # None: all is readable
@@ -93,16 +94,19 @@ class FakeStore:
         return topic in self.topics()
 
     def shown(self, topic: str) -> set[int]:
-        return set(self.queues_of(topic))
+        begin = self.hidden.get(topic, 0)
+        queues = {queue: self.units[topic, queue] for queue in self.queues_of(topic)}
+        return {queue for queue, units in queues.items() if not units or units[-1][0] >= begin}
 
     def shown_topics(self) -> list[str]:
-        return list(self.topics())
+        return [topic for topic in self.topics() if self.shown(topic)]
 
     def show_from(self, begins: Mapping[str, int]) -> None:
-        """Do nothing: only a real store hides records."""
+        """Hide no records but those of deleted topics, and these from `shown` only."""
+        self.hidden = dict(begins)
 
     def hide_before(self, topic: str, begin: int) -> None:
-        """Do nothing, too."""
+        self.hidden[topic] = begin
 
     def begin_of(self, topic: str) -> int:
         return 0

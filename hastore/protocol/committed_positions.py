@@ -13,7 +13,7 @@ rewrites such a record but the master, while the lock is still asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from hastore.protocol.api import Int64, Name, Position, QueueId
 TAKEN_OVER = "HASTORE_TAKEN_OVER"
 MAX_GROUPS = 10_000  # (group, topic) pairs
 MAX_TABLE_BYTES = 64 * 1024 * 1024  # of memory, as estimated below
+READ_FACTOR = 2  # of what the log has: later a node may not know which topics were deleted then
 MAX_LOCKS = 200_000  # of queues, in all groups
 GAP_MS = 30_000.0  # a consumer that has locks leads to a record each 20 s
 _STEP_MS = 0.001  # two records differ, also within a millisecond
@@ -123,15 +124,26 @@ class PositionMap:
         """Return the positions of a group in a topic, by queue."""
         return self._entries.get((group, topic), _NOTHING)
 
-    def has_room(self, group: str, topic: str, queues: int) -> bool:
-        """Whether there is room for `queues` more positions of a group in a topic."""
+    def has_room(self, group: str, topic: str, queues: int, factor: int = 1) -> bool:
+        """Whether there is room for `queues` more positions of a group in a topic.
+
+        The bounds count `factor` times.
+        """
         if not self._bounded:
             return True
         known = (group, topic) in self._entries
         cost = queues * _PLACE_BYTES if known else _cost((group, topic), queues)
-        return self._bytes + cost <= MAX_TABLE_BYTES and (known or len(self) < MAX_GROUPS)
+        within = self._bytes + cost <= MAX_TABLE_BYTES * factor
+        return within and (known or len(self) < MAX_GROUPS * factor)
 
-    def apply_commit(self, body: CommitBody, record_offset: int) -> bool:
+    def drop_topics(self, topics: Collection[str]) -> int:
+        """Drop the positions in these topics; return how many pairs had some."""
+        gone = [pair for pair in self._entries if pair[1] in topics]
+        for pair in gone:
+            self._bytes -= _cost(pair, len(self._entries.pop(pair)))
+        return len(gone)
+
+    def apply_commit(self, body: CommitBody, record_offset: int, factor: int = 1) -> bool:
         """Apply the positions of a record at log offset `record_offset`; False without room."""
         if not body.positions:  # it is about locks only
             return True
@@ -139,13 +151,13 @@ class PositionMap:
         for queue, (queue_offset, epoch, offset) in body.positions.items():
             origin = origin_of(body, queue, record_offset)
             places[queue] = Place(queue_offset, epoch, offset, origin)
-        return self.merge((body.group, body.topic), places)
+        return self.merge((body.group, body.topic), places, factor)
 
-    def merge(self, pair: Pair, places: Mapping[int, Place]) -> bool:
+    def merge(self, pair: Pair, places: Mapping[int, Place], factor: int = 1) -> bool:
         """Take the places that are not older than the known ones; False without room."""
         known = self._entries.get(pair, _NOTHING)
         more = sum(1 for queue in places if queue not in known)
-        if more and not self.has_room(*pair, more):
+        if more and not self.has_room(*pair, more, factor):
             return False
         self._bytes += more * _PLACE_BYTES if pair in self._entries else _cost(pair, more)
         self._entries[pair] = newest(known, places)

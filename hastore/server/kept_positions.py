@@ -25,6 +25,7 @@ from hastore.fs.filesystem import FileSystem
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import (
     MAX_TABLE_BYTES,
+    READ_FACTOR,
     CommitBody,
     Pair,
     Place,
@@ -157,7 +158,9 @@ class KeptPositions:
             records, at = pulled
             for offset, body in read_commits(records):
                 if body is not None:
-                    if kept.apply_commit(body, offset):
+                    if not kept.has_room(body.group, body.topic, len(body.positions)):
+                        kept.drop_topics(store.topic_table.gone())
+                    if kept.apply_commit(body, offset, READ_FACTOR):
                         gone[body.group, body.topic] = None
                     else:
                         log.warning("too many positions: those of %s are dropped", body.group)
@@ -264,7 +267,7 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
     kept = PositionMap()
     for line in body.splitlines():
         commit = decode_commit(line)
-        kept.apply_commit(commit, max(commit.origins.values(), default=0))
+        kept.apply_commit(commit, max(commit.origins.values(), default=0), READ_FACTOR)
     return head, kept
 
 

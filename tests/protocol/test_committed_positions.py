@@ -93,6 +93,20 @@ def test_groups_and_memory_are_bounded(monkeypatch):
     assert PositionMap(found.entries).has_room("g1", "t", 300) == found.has_room("g1", "t", 300)
 
 
+def test_positions_in_topics_that_are_dropped_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "MAX_GROUPS", 2)
+    found = PositionMap()
+    for topic in ("t", "u"):
+        found.apply_commit(CommitBody("g", topic, dict.fromkeys(range(9), (1, None, None))), 1)
+    more = CommitBody("h", "v", {0: (1, None, None)})
+    assert found.drop_topics({"w"}) == 0 and not found.apply_commit(more, 2)
+    assert found.drop_topics({"t", "w"}) == 1 and found.apply_commit(more, 2)
+    assert list(found) == [("g", "u"), ("h", "v")]
+    assert found.memory_bytes == PositionMap(found.entries).memory_bytes
+    assert not found.apply_commit(CommitBody("h", "t", more.positions), 3)
+    assert found.apply_commit(CommitBody("h", "t", more.positions), 3, positions.READ_FACTOR)
+
+
 def test_a_record_of_locks_only_is_no_position() -> None:
     table = PositionMap()
     body = CommitBody("g", "t", {}, {}, {3: "client"})

@@ -217,6 +217,10 @@ class ApiTopics(Protocol):
         """Return the names of the topics that were deleted, and are not forgotten."""
         ...
 
+    def gone(self) -> set[str]:
+        """Return the names of the deleted topics that no put has begun anew."""
+        ...
+
     def all(self) -> list[TopicConfig]:
         """Return all topics but the group's own, by name."""
         ...

@@ -36,6 +36,9 @@ from hastore.protocol.api import (
     Status,
 )
 from hastore.protocol.committed_positions import (
+    MAX_GROUPS,
+    MAX_TABLE_BYTES,
+    READ_FACTOR,
     TAKEN_OVER,
     CommitBody,
     LocksRead,
@@ -59,6 +62,12 @@ from hastore.server.api.puts import PutHandler
 _CHUNK_BYTES = 1024 * 1024
 _CHUNK_COMMITS = 256  # read at once: some 2 ms of work, so that puts do not wait for more
 MAX_CALLS = 10_000  # that wait until the table has caught up
+_WARN_SHARE = 0.8  # of the pairs, or of their memory, that may have positions
+_REMEDY = (
+    "delete topics that nobody needs (`hastore topics delete`): their positions then make room;"
+    " `hastore groups list` shows all, and programs that invent a new group at each start should"
+    " use one name, or none"
+)
 _NO_LOCKS = "UsageError", "this node gives no locks of queues"
 
 
@@ -124,12 +133,41 @@ class PositionTable:
         body = CommitBody(commit.group, commit.topic, places, member=commit.member or "")
         return commit_record(body, self._clock.wall_ms())
 
-    def has_room(self, commit: Commit) -> bool:
-        """Whether the table has room for the queues that a commit adds."""
+    def problem_of(self, commit: Commit) -> str | None:
+        """Return why there is no room for the queues that a commit adds; None if there is.
+
+        A full table first drops the positions in topics that were deleted.
+        """
         group, topic = commit.group, commit.topic
         known = self._latest.find(group, topic)
         more = sum(1 for queue in commit.positions if queue not in known)
-        return not more or self._latest.has_room(group, topic, more)
+        if not more or self._latest.has_room(group, topic, more):
+            return None
+        if self._drop_deleted() and self._latest.has_room(group, topic, more):
+            return None
+        return (
+            f"the groups of this node keep positions in as many topics as they may, {MAX_GROUPS:,}"
+            f" pairs of group and topic or {MAX_TABLE_BYTES >> 20} MiB; {_REMEDY}"
+        )
+
+    def _drop_deleted(self) -> bool:
+        return self._latest.drop_topics(self._backend.store.topic_table.gone()) > 0
+
+    def problem(self) -> str | None:
+        """Return that there is hardly room for more groups; None if there is. Any thread asks."""
+        pairs, size = len(self._latest), self._latest.memory_bytes
+        if max(pairs / MAX_GROUPS, size / MAX_TABLE_BYTES) < _WARN_SHARE:
+            return None
+        left = PositionMap(self._latest.copied())
+        left.drop_topics(self._backend.store.topic_table.gone())
+        pairs, size = len(left), left.memory_bytes
+        if max(pairs / MAX_GROUPS, size / MAX_TABLE_BYTES) < _WARN_SHARE:
+            return None  # the others are dropped once the room is needed
+        return (
+            f"the groups keep positions in {pairs:,} of {MAX_GROUPS:,} possible pairs of group and"
+            f" topic, and {size >> 20} of {MAX_TABLE_BYTES >> 20} MiB: beyond that commits of new"
+            f" groups are refused; {_REMEDY}"
+        )
 
     def find(self, group: str, topic: str) -> dict[int, Position]:
         """Return the latest positions of a group in a topic, as far as `catch_up` has read."""
@@ -256,8 +294,9 @@ class PositionTable:
             offset, stored_ms = record.physical_offset, record.store_timestamp_ms
             self._last = (epoch_of(history, offset), record)
             self.locks.apply(body, stored_ms)
-            if body is not None:
-                self._latest.apply_commit(body, offset)  # drops a commit that has_room would refuse
+            if body is not None and not self._latest.apply_commit(body, offset):
+                self._drop_deleted()  # as the master did before it took this commit
+                self._latest.apply_commit(body, offset, READ_FACTOR)
 
 
 class _Stored(NamedTuple):
@@ -360,8 +399,9 @@ class CommitHandler:
         if name in self._under_way:
             self._postponed = True
             return False
-        if not self._positions.has_room(request):
-            fail("BUSY", "too many consumer groups keep positions")
+        no_room = self._positions.problem_of(request)
+        if no_room is not None:
+            fail("UsageError", no_room)
             return True
         if self._backend.writable_reason() is None:  # if not writable, the put below is refused
             fenced = self.fence(request) if request.member is not None else None

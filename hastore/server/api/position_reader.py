@@ -151,11 +151,14 @@ class PositionReader(Service):
         return not ended and failure is None
 
     def problems(self) -> list[str]:
-        """Return that groups have to wait for their positions, if that takes long."""
+        """Return that groups have to wait for their positions, or that there is no room soon."""
         left = 0 if self._table.warm else self._table.unread()
+        full = self._table.problem()
+        found = [] if full is None else [full]
         if left < MANY:
-            return []
+            return found
         return [
+            *found,
             f"the committed positions are not read yet after this start: {left} commits are left,"
-            " and until then groups that this node serves wait for their positions"
+            " and until then groups that this node serves wait for their positions",
         ]

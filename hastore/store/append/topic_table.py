@@ -169,6 +169,10 @@ class TopicTable:
         """Return the names of the topics that were deleted, and are not forgotten."""
         return [name for name, entry in list(self._entries.items()) if entry.config is None]
 
+    def gone(self) -> set[str]:
+        """Return the names of the deleted topics that no put has begun anew."""
+        return {name for name in self.deleted() if self.find(name) is None}
+
     def all(self) -> list[TopicConfig]:
         """Return all topics but the group's own, by name."""
         names = {name for name, entry in list(self._entries.items()) if entry.config is not None}

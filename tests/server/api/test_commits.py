@@ -15,11 +15,11 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig
 from hastore.errors import StoreError
 from hastore.ha.master.group_transfer import Outcome
-from hastore.protocol import api
+from hastore.protocol import api, committed_positions
 from hastore.protocol.committed_positions import CommitBody
-from hastore.server.api import position_reader
+from hastore.server.api import commits, position_reader
 from hastore.server.api.commit_records import CommitReader, commit_record
-from hastore.server.api.commits import CommitHandler
+from hastore.server.api.commits import CommitHandler, PositionTable
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
@@ -255,14 +255,107 @@ def test_a_long_list_of_queues_that_may_move_back_is_not_searched_for_each_queue
     known = {queue: api.Position(9) for queue in range(1_024)}
     monkeypatch.setattr(CommitHandler, "known", lambda *_: known)
     puts, refused = mock.Mock(), mock.Mock()
+    positions = mock.Mock(**{"problem_of.return_value": None})
     handler = CommitHandler(
-        backend, mock.Mock(), puts, mock.Mock(), refused, mock.Mock(), SYSTEM_CLOCK
+        backend, positions, puts, mock.Mock(), refused, mock.Mock(), SYSTEM_CLOCK
     )
     lower = {queue: api.Position(8) for queue in known}
     back = Searched([5] * 55_000 + list(known))
     whole = api.Commit(1, "g", "t", lower, back=back)
     assert handler.begin(whole, SYSTEM_CLOCK.monotonic_ms(), mock.Mock(), refused)
     assert puts.admit_own_record.call_count == 1 and not refused.called
+
+
+# -- as many groups and topics as may have positions
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let groups keep positions in three topics."""
+    for module in (committed_positions, commits):
+        monkeypatch.setattr(module, "MAX_GROUPS", 3)
+
+
+def in_topic(rid: int, topic: str, group: str = "g") -> api.Commit:
+    return api.Commit(rid, group, topic, {0: api.Position(rid)})
+
+
+def delete(client: Client, topic: str) -> None:
+    done = client.ask(api.DropTopic(90, topic))
+    assert done.status is api.Status.PUT_OK, done.reason
+
+
+@pytest.mark.usefixtures("three")
+def test_a_commit_without_room_says_what_makes_room_and_is_not_tried_again(
+    client: Client, server: ApiServer
+) -> None:
+    for rid, topic in enumerate("ab", 1):
+        assert client.ask(in_topic(rid, topic)).status is api.Status.PUT_OK
+    assert server.problems() == []
+    assert client.ask(in_topic(3, "c")).status is api.Status.PUT_OK
+    assert client.ask(api.Fetch(80, "g", "c")).positions  # it is read
+    refused = client.ask(in_topic(4, "d"))
+    assert refused.status == "UsageError"  # not BUSY, after which clients try for seconds
+    assert "`hastore topics delete`" in refused.reason
+    assert "in 3 of 3 possible pairs" in server.problems()[0]
+    assert "`hastore topics delete`" in server.problems()[0]
+    assert client.ask(in_topic(5, "c")).status is api.Status.PUT_OK
+
+
+@pytest.mark.usefixtures("three")
+def test_positions_in_a_deleted_topic_make_room_on_each_node(
+    client: Client, server: ApiServer, backend: FakeBackend
+) -> None:
+    for topic in "abc":
+        assert client.ask(api.Put(70, 1), record(topic)).status is api.Status.PUT_OK
+        assert client.ask(in_topic(1, topic)).status is api.Status.PUT_OK
+    delete(client, "b")
+    assert client.ask(api.Fetch(80, "g", "b")).positions  # as long as the room is not needed
+    assert server.problems() == []
+    assert client.ask(in_topic(4, "d")).status is api.Status.PUT_OK
+    assert client.ask(api.Fetch(81, "g", "d")).positions == {0: api.Position(4)}
+    assert client.ask(api.Fetch(82, "g", "b")).positions == {}
+    delete(client, "c")
+    assert client.ask(api.Put(71, 1), record("c")).status is api.Status.PUT_OK  # it begins anew
+    assert client.ask(in_topic(5, "e")).status == "UsageError"
+    slave = PositionTable(backend, SYSTEM_CLOCK)
+    while not slave.catch_up():
+        pass
+    assert sorted(slave.pairs()) == [("g", "a"), ("g", "c"), ("g", "d")]
+
+
+@pytest.mark.usefixtures("three")
+def test_commits_that_were_taken_at_once_all_count(client: Client, backend: FakeBackend) -> None:
+    """None of them knows of the others, so they are more than there is room for."""
+    backend.transfer.hold = True
+    for rid, topic in enumerate("abcde", 1):
+        client.send(in_topic(rid, topic))
+    until(lambda: len(backend.transfer.waiting) == 5)
+    backend.transfer.hold = False
+    backend.transfer.end_all()
+    assert {client.receive()[0].status for _ in range(5)} == {api.Status.PUT_OK}
+    for rid, topic in enumerate("abcde", 1):
+        found = client.ask(api.Fetch(80, "g", topic)).positions
+        assert found == {0: api.Position(rid)}
+    assert client.ask(in_topic(6, "f")).status == "UsageError"
+
+
+@pytest.mark.usefixtures("three")
+def test_a_node_that_reads_later_keeps_what_the_master_took(
+    client: Client, backend: FakeBackend
+) -> None:
+    """The topic that made room may be there again by then."""
+    for topic in "abc":
+        client.ask(api.Put(70, 1), record(topic))
+        client.ask(in_topic(1, topic))
+    delete(client, "b")
+    assert client.ask(in_topic(4, "d")).status is api.Status.PUT_OK
+    again = client.ask(api.SetTopic(72, api.TopicInfo("b", 4, 4)))
+    assert again.status is api.Status.PUT_OK and not backend.store.topic_table.deleted()
+    slave = PositionTable(backend, SYSTEM_CLOCK)
+    while not slave.catch_up():
+        pass
+    assert slave.find("g", "d") == {0: api.Position(4)}
 
 
 # -- after a start: the log has commits that nobody has read

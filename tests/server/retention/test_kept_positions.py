@@ -13,6 +13,7 @@ import pytest
 
 from hastore.errors import NotStoredError, Status, StoreError
 from hastore.fs.filesystem import REAL
+from hastore.protocol import committed_positions
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import CommitBody, PositionMap
 from hastore.server.api.commit_records import QUEUE, commit_record, read_commits
@@ -274,3 +275,19 @@ def test_a_kept_position_that_was_cut_away_does_not_count(tmp_path: pathlib.Path
         end = commit(store, "g", {0: 3, 1: 3})
         assert kept.gather(store, end, go_on)
         assert found(kept, "g") == found(kept_in(store), "g") == {0: 3, 1: 3}
+
+
+def test_positions_in_deleted_topics_make_room_for_others(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committed_positions, "MAX_GROUPS", 1)
+    with opened(tmp_path) as store:
+        kept = kept_in(store)
+        assert kept.gather(store, commit(store, "g", {0: 1}), go_on)
+        put(store, commit_record(CommitBody("h", "u", {0: (7, None, None)}), 1))
+        assert store.wait_dispatched(store.max_offset, 60)
+        monkeypatch.setattr(store.topic_table, "gone", lambda: {"t"})
+        assert kept.gather(store, store.max_offset, go_on)
+        for each in (kept, kept_in(store)):
+            assert found(each, "g") == {}
+            assert {at.queue_offset for at in each.find("h", "u").values()} == {7}
