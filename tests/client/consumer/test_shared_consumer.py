@@ -438,6 +438,15 @@ def test_a_commit_counts_while_the_master_keeps_the_lock(
     assert told.calls[1] == ("fenced", queues(0, 1, 2, 3)), "the first commit has noticed it"
 
 
+def end_leases(consumer: Any, *names: TopicQueue) -> None:
+    """Let the time of some or all of its queues be over, as after a long pause of its caller."""
+    core = consumer._core
+    for name in names or core.fetcher.mine:
+        core.fetcher.mine[name].lease_ms = 0.0
+    core.sharing._renewing = None  # its answer may be under way, and would renew them
+    core.sharing._next_ms = 0.0
+
+
 def test_the_listener_may_commit_the_other_queues_when_it_is_told_of_a_loss(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
@@ -450,18 +459,10 @@ def test_the_listener_may_commit_the_other_queues_when_it_is_told_of_a_loss(
     told = Commits()
     one = member(listener=told)
     take(one, 40)
-    one._core.fetcher.mine[TopicQueue("t", 1)].lease_ms = 0.0
-    one._core.sharing._next_ms = 0.0
+    end_leases(one, TopicQueue("t", 1))
     one.poll(1, LIMIT_S)
     assert told.calls[1] == ("fenced", queues(1))
     assert sorted(one.committed()) == queues(0, 2, 3)
-
-
-def end_leases(consumer: Any) -> None:
-    """Let the time of all its queues be over, as after a long pause of its caller."""
-    for queue in consumer._core.fetcher.mine.values():
-        queue.lease_ms = 0.0
-    consumer._core.sharing._next_ms = 0.0
 
 
 def test_a_lease_that_is_over_gives_no_message(
@@ -471,8 +472,7 @@ def test_a_lease_that_is_over_gives_no_message(
     told = Told()
     one = member(listener=told)
     assert len(one.poll(1, LIMIT_S)) == 1
-    for queue in one._core.fetcher.mine.values():
-        queue.lease_ms = 0.0
+    end_leases(one)
     assert one._core.fetcher.take_messages(100) == [], "the messages are there, but not its own"
     one.poll(1, LIMIT_S)
     assert [kind for kind, _ in told.calls] == ["assigned", "fenced", "assigned"]
