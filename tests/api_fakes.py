@@ -20,7 +20,7 @@ from hastore.protocol.committed_positions import Place, PositionMap
 from hastore.record.codec import Host, Record, decode_record, find_parts, patch_for_store
 from hastore.record.log_format import PLAIN
 from hastore.record.properties import find_property
-from hastore.record.topic_records import TOPICS_TOPIC
+from hastore.record.topic_records import TOPICS_TOPIC, TopicConfig
 from hastore.server.api.backend import ApiWaker
 from hastore.store.append.payloads import BuiltBatch, Payload, UniformBatch
 from hastore.store.append.results import Guard, Guards, ProducerProgress
@@ -148,6 +148,9 @@ class FakeStore:
 
     def why_too_large(self, body_size: int, size: int) -> str | None:
         return None
+
+    def find_topic(self, name: str) -> TopicConfig | None:
+        return self.topic_table.find(name)
 
     def delivery_queue(self, topic: str, queue_id: int) -> int:
         return queue_id if queue_id < self.default_queues else 0

@@ -43,6 +43,7 @@ from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFull
 from hastore.fs.filesystem import File, FileSystem
 from hastore.record.codec import Host
 from hastore.record.delays import parse_levels
+from hastore.record.topic_records import TopicConfig
 from hastore.service import OnFailure, Service, raise_failure
 from hastore.store.append.appender import Appender
 from hastore.store.append.dedup_window import DedupWindow
@@ -699,6 +700,22 @@ class LogStore:
         others from it. Who wants all or none asks this before.
         """
         return self._appender.why_too_large(body_size, size)
+
+    def find_topic(self, name: str) -> TopicConfig | None:
+        """Return a topic as the log's end has it; None if there is none of that name.
+
+        A topic that nobody has configured shows in the queues only after replay has read one of its
+        messages. A put to it may have been acknowledged before.
+        """
+        replayed = self.dispatched_offset  # before the queues are looked at
+        found = self.topic_table.find(name)
+        raw = name.encode("utf-8", "surrogateescape")
+        if found is not None or self._table.put_end(raw) <= max(
+            replayed, self.queues.begin_of(name)
+        ):
+            return found
+        count = self._table.count(raw)
+        return TopicConfig(name, count, count)
 
     def delivery_queue(self, topic: str, queue_id: int) -> int:
         """Return the queue of a topic that gets a message which was put to `queue_id` earlier.

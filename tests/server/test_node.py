@@ -20,8 +20,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from hastore.client import Admin, Producer
 from hastore.config.model import BindConfig, NodeAddress, RetentionConfig, Role
-from hastore.errors import ConfigError, Status, StoreBrokenError, StoreError, StoreInUseError
+from hastore.errors import (
+    ConfigError,
+    Status,
+    StoreBrokenError,
+    StoreError,
+    StoreInUseError,
+    UsageError,
+)
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import split_address
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
@@ -447,3 +455,31 @@ def test_a_status_while_the_node_becomes_master_is_whole(
         status = node.backend.status()
         member.open_epoch = 0
     assert (status["epoch"], status["acks"]) == (0, node.config.effective_acks)
+
+
+def test_a_topic_exists_once_a_message_of_it_is_acknowledged(tmp_path: pathlib.Path) -> None:
+    """Replay may read the message later; until then the queues do not know the topic."""
+    with running(Node(config_of(tmp_path), lambda: None)) as node:
+        address = [node.api.endpoint]
+        with Producer(address) as producer, Admin(address) as admin:
+            with node.store.replay.paused():
+                for topic in ("kept", "gone", "anew"):
+                    producer.send_sync(topic, b"", queue=3)
+                with pytest.raises(UsageError, match="topic kept exists, with 4 queues"):
+                    admin.create_topic("kept", queues=1)
+                assert admin.set_topic("kept", order=True).read_queues == 4
+                admin.delete_topic("gone")
+                end = node.store.max_offset
+                admin.delete_topic("gone")
+                admin.delete_topic("never")
+                assert node.store.max_offset == end, "there is nothing to delete"
+                with pytest.raises(UsageError, match="there is no topic gone"):
+                    admin.set_topic("gone", queues=1)
+                admin.delete_topic("anew")
+                producer.send_sync("anew", b"")
+                with pytest.raises(UsageError, match="topic anew exists"):
+                    admin.create_topic("anew")
+                producer.send_sync("last", b"")
+                admin.delete_topic("last")
+            assert node.store.wait_dispatched(node.store.max_offset, 60)
+            assert sorted(admin.topic_configs()) == ["anew", "kept"]

@@ -323,6 +323,10 @@ class ApiStore(Protocol):
         """Return why a client's record of these sizes cannot be put; None if it can."""
         ...
 
+    def find_topic(self, name: str) -> TopicConfig | None:
+        """Return a topic as the log's end has it, before replay; None if there is none."""
+        ...
+
     def delivery_queue(self, topic: str, queue_id: int) -> int:
         """Return the queue that gets a message which was put earlier; see LogStore."""
         ...

@@ -120,9 +120,9 @@ def _ranges(backend: ApiBackend, config: TopicConfig) -> dict[int, tuple[int, in
 
 def _configs(backend: ApiBackend, request: AskConfigs) -> Reply:
     """Return the configuration of one topic."""
-    table, name = backend.store.topic_table, request.topic
+    name = request.topic
     assert name is not None, "QueryService lists all topics"
-    one = None if name.startswith(OWN_PREFIX) else table.find(name)
+    one = None if name.startswith(OWN_PREFIX) else backend.store.find_topic(name)
     return Configs(request.rid, [] if one is None else [_info(backend, one)])
 
 

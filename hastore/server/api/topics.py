@@ -66,7 +66,7 @@ class TopicChanges:
         """Delete a topic; one that does not exist is no error. Raises MessageIllegalError."""
         check_name(name)
         table = self._backend.store.topic_table
-        if table.find(name) is None and self._is_settled(name):
+        if self._backend.store.find_topic(name) is None and self._is_settled(name):
             respond(PutDone(put.rid, Status.PUT_OK, self._backend.epoch()))
             return
         reason = table.no_room_to_delete(name)

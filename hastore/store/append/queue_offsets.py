@@ -40,6 +40,7 @@ class QueueOffsetTable:
         self._guard = threading.Lock()
         self._next: dict[tuple[bytes, int], int] = {}
         self._queues: dict[bytes, int] = {}
+        self._put_ends: dict[bytes, int] = {}
         self.end_offset = 0
 
     def next(self, topic: bytes, queue_id: int) -> int | None:
@@ -98,9 +99,17 @@ class QueueOffsetTable:
         with self._guard:
             self._next.update(advanced)
             for topic, queue_id in advanced:
+                self._put_ends[topic] = end_offset
                 if queue_id >= self._queues.get(topic, 0):
                     self._queues[topic] = queue_id + 1
             self.end_offset = end_offset
+
+    def put_end(self, topic: bytes) -> int:
+        """Return where the last put of this node to a topic ended; 0 if there was none.
+
+        Until replay has come there, the consume queues may lack records of the topic.
+        """
+        return self._put_ends.get(topic, 0)
 
     # -- replay -----------------------------------------------------------------------------------
 
@@ -158,6 +167,7 @@ class QueueOffsetTable:
         with self._guard:
             self._next.clear()
             self._queues.clear()
+            self._put_ends.clear()
             self.end_offset = 0
 
     def delete_before(self, min_offset: int) -> None:
@@ -175,6 +185,7 @@ class QueueOffsetTable:
         with self._guard:
             self._next.clear()
             self._queues.clear()
+            self._put_ends.clear()
             for topic, queue_id, next_offset in ends:
                 self._see(topic, queue_id, next_offset)
             self.end_offset = end_offset
