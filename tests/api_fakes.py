@@ -74,6 +74,7 @@ class FakeStore:
         self.seen: dict[tuple[bytes, bytes], tuple[int, int, int, int]] = {}
         self.hidden: dict[str, int] = {}  # of deleted topics: where they begin anew
         self.min_offset = 0
+        self.replay_problem: str | None = None
         self.forgotten: int | None = None  # what `producer_progress` says
         self.confirmed: int | None = None  # None: all is readable
         self.appends = 0
@@ -139,6 +140,13 @@ class FakeStore:
     @property
     def dispatched_offset(self) -> int:
         return self.unread[0].offset if self.unread else len(self.log)
+
+    @property
+    def whole_offset(self) -> int:
+        return len(self.log)
+
+    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
+        return self.dispatched_offset >= offset
 
     def replay(self) -> None:
         """Let replay read what it has not read."""

@@ -22,7 +22,7 @@ from hastore.cli.common import (
 )
 from hastore.cli.completing import complete_groups, complete_topics
 from hastore.cli.groups_delete import delete_command, not_known, refuse_online
-from hastore.cli.own_node import wait_replayed
+from hastore.cli.own_node import need_replayed, wait_replayed, warn_unreplayed
 from hastore.cli.read import parse_moment
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.consumer import Consumer
@@ -56,12 +56,13 @@ class Place:
 Ranges = Mapping[str, QueueRanges]  # by topic
 
 
-def read_places(addresses: list[str]) -> tuple[dict[str, list[Place]], Ranges]:
+def read_places(addresses: list[str]) -> tuple[dict[str, list[Place]], Ranges, int]:
     """Return all groups with their positions, in the order of topics and queues, and all queues.
 
-    Positions in queues that the log does not have any more are left out.
+    Positions in queues that the log does not have any more are left out. The last is the exit code:
+    not DONE, after a warning, if messages or commits are missing.
     """
-    wait_replayed(addresses)
+    code = warn_unreplayed(wait_replayed(addresses))
     with Positions(addresses) as positions:
         committed = positions.all()
     with Admin(addresses) as admin:  # after the positions: no position is beyond its queue's end
@@ -74,7 +75,7 @@ def read_places(addresses: list[str]) -> tuple[dict[str, list[Place]], Ranges]:
             for queue, offset in offsets.items()
             if queue in ranges.get(topic, {})
         ]
-    return found, ranges
+    return found, ranges, code
 
 
 def _tell_unread(group: str, places: list[Place], ranges: Ranges) -> None:
@@ -113,7 +114,7 @@ groups_group.add_command(delete_command)
 @with_json
 def list_command(bootstrap: str | None, as_json: bool) -> int:
     """Show all groups: how many topics and queues they read, and how many messages they lag."""
-    found, ranges = read_places(bootstrap_addresses(bootstrap))
+    found, ranges, code = read_places(bootstrap_addresses(bootstrap))
     rows = []
     for group, places in found.items():
         topics, lag = {one.topic for one in places}, sum(one.lag for one in places)
@@ -127,9 +128,9 @@ def list_command(bootstrap: str | None, as_json: bool) -> int:
         _print_table(["group", *numbers], rows, numbers)
     for group, places in found.items():
         _tell_unread(group, places, ranges)
-    if not found:
+    if not found and code == DONE:
         print_note("no group has committed a position")
-    return DONE
+    return code
 
 
 @groups_group.command("describe", short_help="Show a group's position in each queue.")
@@ -144,7 +145,7 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
     or one of RocketMQ's that reads in order. See `hastore groups members` for all members.
     """
     addresses = bootstrap_addresses(bootstrap)
-    found, ranges = read_places(addresses)
+    found, ranges, code = read_places(addresses)
     places = [one for one in _places_of(found, group) if topic in (None, one.topic)]
     owners = _owners(addresses, group) if places else {}
     rows = []
@@ -170,7 +171,7 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
     _tell_unread(group, places, ranges)
     if not rows:
         print_note(f"group {group} has no position" + (f" in topic {topic}" if topic else ""))
-    return DONE
+    return code
 
 
 def _ask_members(addresses: list[str], group: str) -> GroupMembers:
@@ -273,7 +274,7 @@ def _runs_text(ids: list[int]) -> str:
 @with_json
 def lag_command(only: str | None, limit: int | None, bootstrap: str | None, as_json: bool) -> int:
     """Show how many messages each group lags in each topic."""
-    found, ranges = read_places(bootstrap_addresses(bootstrap))
+    found, ranges, code = read_places(bootstrap_addresses(bootstrap))
     lags: dict[tuple[str, str], int] = {}
     for group in found if only is None else [only]:
         places = _places_of(found, group)
@@ -286,9 +287,9 @@ def lag_command(only: str | None, limit: int | None, bootstrap: str | None, as_j
     if not as_json and lags:
         rows = [[group, topic, f"{lag:,}"] for (group, topic), lag in lags.items()]
         _print_table(["group", "topic", "lag"], rows, ("lag",))
-    if not lags:
+    if not lags and code == DONE:
         print_note("no group has committed a position")
-    return DIFFER if limit is not None and any(lag > limit for lag in lags.values()) else DONE
+    return DIFFER if limit is not None and any(lag > limit for lag in lags.values()) else code
 
 
 @groups_group.command("reset", short_help="Move a group's positions in a topic.")
@@ -324,7 +325,7 @@ def reset_command(
     with `mqadmin resetOffsetByTime`.
     """
     addresses = bootstrap_addresses(bootstrap)
-    wait_replayed(addresses)
+    need_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
     if not ranges:

@@ -18,7 +18,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completing import complete_groups
-from hastore.cli.own_node import wait_replayed
+from hastore.cli.own_node import need_replayed
 from hastore.cli.remoting_link import RemotingLink
 from hastore.cli.status import no_master_text
 from hastore.client.consumer.admin import Admin
@@ -51,7 +51,7 @@ def delete_command(
     online, unless --force is given.
     """
     addresses = bootstrap_addresses(bootstrap)
-    wait_replayed(addresses)
+    need_replayed(addresses)
     with Admin(addresses, timeout_s=timeout_s) as admin:
         nodes = [one for one in admin.nodes() if isinstance(one, NodeInfo)]
     master = next((one for one in nodes if one.status["writable"]), None)

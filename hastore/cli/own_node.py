@@ -17,7 +17,8 @@ from hastore.addresses import (
     is_wildcard,
     parse_address,
 )
-from hastore.cli.common import print_note
+from hastore.cli.common import DONE, FAILED, print_note
+from hastore.cli.promote_wait import REPLAY_STOPPED
 from hastore.client.connections.requester import Requester
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.client.security import SecurityLike, as_security, with_tls
@@ -43,12 +44,13 @@ _ASKED_AT_ONCE = 32
 _T = TypeVar("_T")
 
 
-def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> None:
+def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> str | None:
     """Wait until the master among `addresses` has replayed its log, up to its end at the call.
 
     A put is acknowledged before replay enters its message into queues and index. After this wait a
-    command finds each message that was acknowledged before it. If there is no master, or replay
-    takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
+    command finds each message that was acknowledged before it. If there is no master, the command
+    goes on with what the nodes have. Returns how far replay has come if it takes longer than
+    `REPLAY_S`: then the command must not pass off the messages up to there as all of them.
     """
     more = () if security is None else (security,)
     for address in _known(addresses):
@@ -56,13 +58,43 @@ def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> No
         if status is not None and status["writable"]:
             break
     else:
-        return
+        return None
     deadline, end = time.monotonic() + REPLAY_S, status["max_offset"]
     while status is not None and status["dispatched_offset"] < end:
         if time.monotonic() >= deadline:
-            return
+            return _unreplayed(status, end)
         time.sleep(_POLL_S)
         status = ask_status(address, ANSWER_S, *more)
+    return None
+
+
+def _unreplayed(status: Mapping[str, Any], end: int) -> str:
+    """Return that a node's replay has not come to `end`, and why."""
+    problems = status.get("problems", ())
+    why = next((one for one in problems if one.startswith(REPLAY_STOPPED)), "it is late: try again")
+    return (
+        f"node {status['node']} has replayed its log only up to offset"
+        f" {status['dispatched_offset']:,} of {end:,}, so what is stored after that is missing"
+        f" here: {why}"
+    )
+
+
+def need_replayed(addresses: Sequence[str], security: SecurityLike = None) -> None:
+    """Wait as `wait_replayed`, for a command that would do something wrong; raises HastoreError."""
+    missing = wait_replayed(addresses, security)
+    if missing is not None:
+        raise HastoreError(
+            f"nothing was done: {missing}; run the command again once `hastore status` shows no"
+            " such problem"
+        )
+
+
+def warn_unreplayed(missing: str | None) -> int:
+    """Print what `wait_replayed` has returned; return the exit code of a command that shows all."""
+    if missing is None:
+        return DONE
+    print_note(f"warning: {missing}")
+    return FAILED
 
 
 def of_each(numbers: Iterable[int], ask: Callable[[int], _T]) -> dict[int, _T]:

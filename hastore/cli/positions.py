@@ -17,7 +17,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completing import complete_groups, complete_topics
-from hastore.cli.own_node import wait_replayed
+from hastore.cli.own_node import need_replayed
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.positions_client import (
     Offsets,
@@ -110,7 +110,7 @@ def import_command(
         if (not groups or group in groups) and (not topics or topic in topics)
     }
     addresses = bootstrap_addresses(bootstrap)
-    wait_replayed(addresses)
+    need_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics()
     with Positions(addresses) as positions:
@@ -164,7 +164,7 @@ def export_command(
     FILE is replaced at once: without room the one before stays.
     """
     addresses = bootstrap_addresses(bootstrap)
-    wait_replayed(addresses)  # else commits of the last moment would be missing
+    need_replayed(addresses)  # else commits of the last moment would be missing
     with Positions(addresses) as positions:
         found = positions.all()
     text = format_offsets(

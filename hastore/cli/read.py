@@ -22,7 +22,7 @@ from hastore.cli.common import (
 )
 from hastore.cli.completing import complete_groups, complete_topics
 from hastore.cli.message_text import FORMAT_HELP, Template, has_key
-from hastore.cli.own_node import wait_replayed
+from hastore.cli.own_node import wait_replayed, warn_unreplayed
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.consumer_core import OnLost, Start
@@ -123,7 +123,7 @@ def query_command(
     end = _NO_END if until is None else parse_moment("--until", until)
     addresses = bootstrap_addresses(bootstrap)
     if msg_id is None:
-        wait_replayed(addresses)
+        warn_unreplayed(wait_replayed(addresses))
     with Admin(addresses) as admin:
         if msg_id is not None:
             one = admin.query_message_id(msg_id)
@@ -360,7 +360,8 @@ def consume_command(
 
     With --group the messages of a queue in which the group has a position begin there, and each
     batch is committed after it was printed; where `--from latest` begins is committed at once. Exit
-    code 1: a body does not decompress. The other messages are printed all the same.
+    code 1: a body does not decompress, or the master's replay has not come to the topic's end, as a
+    warning says. The other messages are printed all the same.
     """
     template = None if form is None else Template(form)
     if template is not None and as_json:
@@ -371,7 +372,7 @@ def consume_command(
         )
     addresses = bootstrap_addresses(bootstrap)
     make_filter(tags, sql)  # a wrong one is refused first
-    wait_replayed(addresses)
+    code = warn_unreplayed(wait_replayed(addresses))
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
         _tell_members(admin, group)
@@ -381,7 +382,7 @@ def consume_command(
         start=place, tags=tags, sql=sql, on_lost=on_lost or "raise",
     )  # fmt: skip
     if not follow and _tell_of_nothing(make, topic, group, queue_id, start, ranges):
-        return DONE
+        return code
     ends = {queue: end for queue, (_, end) in ranges.items()}
     printed, whole = 0, True
     with _naming_a_remedy(topic, group), make() as consumer:
@@ -402,4 +403,4 @@ def consume_command(
             if printed == most:
                 break
         commits.commit()
-    return DONE if whole else FAILED
+    return code if whole else FAILED

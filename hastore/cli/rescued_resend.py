@@ -24,7 +24,7 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.cli.cut_list import find_cuts
-from hastore.cli.own_node import node_name, security_of, wait_replayed
+from hastore.cli.own_node import need_replayed, node_name, security_of
 from hastore.cli.produce import describe
 from hastore.cli.resending import Rescued, TopicName, names_in_log, read_archive
 from hastore.client.consumer.admin import Admin
@@ -92,7 +92,7 @@ def resend_command(
     sendable = [one for one in messages if one.problem is None]
     known: set[TopicName] = set()
     if sendable:
-        wait_replayed(addresses, security)
+        need_replayed(addresses, security)
         with Admin(addresses, timeout_s=timeout_s, security=security) as admin:
             ranges = admin.topics()
         known = names_in_log(sendable, addresses, security, ranges, timeout_s)

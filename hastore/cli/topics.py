@@ -13,7 +13,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completing import complete_topics
-from hastore.cli.own_node import wait_replayed
+from hastore.cli.own_node import wait_replayed, warn_unreplayed
 from hastore.client.consumer.admin import Admin
 from hastore.record.topic_records import PERM_READ, PERM_WRITE, READ_WRITE, TopicConfig
 
@@ -65,7 +65,7 @@ def topics_group() -> None:
 def list_command(bootstrap: str | None, as_json: bool) -> int:
     """Show all topics, with their numbers of queues, their permission and their messages."""
     addresses = bootstrap_addresses(bootstrap)
-    wait_replayed(addresses)
+    code = warn_unreplayed(wait_replayed(addresses))
     with Admin(addresses) as admin:
         configs, ranges = admin.topic_configs(), admin.topics()
     rows = []
@@ -79,9 +79,9 @@ def list_command(bootstrap: str | None, as_json: bool) -> int:
         )  # fmt: skip
     if not as_json and rows:
         _print_table(rows)
-    if not rows:
+    if not rows and code == DONE:
         print_note("there are no topics")
-    return DONE
+    return code
 
 
 def _print_table(rows: list[list[str]]) -> None:
@@ -113,9 +113,7 @@ def create_command(
     as_json: bool,
 ) -> int:
     """Create TOPIC; without --queues it has store.default_queues of them."""
-    addresses = bootstrap_addresses(bootstrap)
-    wait_replayed(addresses)
-    with Admin(addresses) as admin:
+    with Admin(bootstrap_addresses(bootstrap)) as admin:
         made = admin.create_topic(
             topic, queues=queues, read_queues=read_queues, write_queues=write_queues,
             perm=_PERMS[perm],
@@ -147,7 +145,7 @@ def set_command(
     consumers have read the queues that are to go.
     """
     addresses = bootstrap_addresses(bootstrap)
-    wait_replayed(addresses)
+    missing = wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
         made = admin.set_topic(
@@ -162,6 +160,7 @@ def set_command(
             f" consumers do not read any more: `hastore topics set {topic} --read-queues"
             f" {max(left) + 1}` lets them"
         )
+    warn_unreplayed(missing)  # it may be more messages; the change itself is made
     return DONE
 
 

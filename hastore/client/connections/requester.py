@@ -457,20 +457,23 @@ class Requester:
     ) -> Steps[Answer]:
         """Ask one node after another until one answers with a reply other than Failed.
 
-        All together have `timeout_s`; a node that is not the last gets half of what is left.
+        What one has refused to look for, another cannot say that there is not: it may lag. All
+        together have `timeout_s`; a node that is not the last gets half of what is left.
         """
         deadline = self.deadline(timeout_s)
         failure: ClientError | None = None
+        refusal: ClientError | None = None
         for address, share_s in self._shares(addresses, deadline):
             try:
                 reply, payload = yield from self.ask(address, make, share_s)
             except (UnreachableError, NotAuthenticatedError) as unreachable:
                 failure = unreachable
                 continue
-            if not isinstance(reply, api.Failed):
+            if isinstance(reply, api.Failed):
+                refusal = error_of(reply)
+            elif refusal is None or not isinstance(reply, api.Found) or reply.count:
                 return reply, payload
-            failure = error_of(reply)
-        raise failure or UnreachableError(self.cluster.silence())
+        raise refusal or failure or UnreachableError(self.cluster.silence())
 
     def ask_in_turn(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], deadline_ms: float

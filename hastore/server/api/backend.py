@@ -286,6 +286,20 @@ class ApiStore(Protocol):
         ...
 
     @property
+    def whole_offset(self) -> int:
+        """The end of the last whole record."""
+        ...
+
+    @property
+    def replay_problem(self) -> str | None:
+        """Why replay has stopped, None if it has not."""
+        ...
+
+    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
+        """Wait until replay has reached `offset`."""
+        ...
+
+    @property
     def replayed_records(self) -> int:
         """How many records have become known to the queues since the node's start."""
         ...

@@ -49,7 +49,7 @@ from hastore.protocol.api import (
     Topics,
 )
 from hastore.record.topic_records import OWN_PREFIX, TopicConfig
-from hastore.server.api.backend import ApiBackend, Search
+from hastore.server.api.backend import ApiBackend, ApiStore, Search
 from hastore.server.api.connections import Connection
 from hastore.server.api.ranges import AnsweringService, Done
 from hastore.service import OnFailure
@@ -62,6 +62,7 @@ TIME_STEPS = 256  # messages that a query by time looks at; without falls of the
 LISTED_QUEUES_MAX = 500_000  # of all topics together, in one answer
 _EMPTY = (0, 0)
 _NAMES_OF_A_STEP = 64
+REPLAY_S = 0.1  # replay lags by milliseconds, unless it has stopped
 LIMIT_MS = 3_000.0  # from a query's arrival on; clients wait a little longer
 
 
@@ -131,6 +132,19 @@ def _info(backend: ApiBackend, one: TopicConfig) -> TopicInfo:
         one.name, one.read_queues, one.write_queues, one.perm, one.order, one.sys_flag,
         one.attributes, backend.store.topic_table.recorded(one.name) is not None,
     )  # fmt: skip
+
+
+def _lacking(rid: int, store: ApiStore, end: int) -> Failed | None:
+    """Refuse, if the queues and the index lack records below `end`; None if they have them all."""
+    come = store.dispatched_offset
+    if come >= end or (store.replay_problem is None and come >= store.whole_offset):
+        return None
+    why = store.replay_problem or "it is late: try again"
+    return Failed(
+        rid,
+        "BUSY",
+        f"replay has come to offset {come:,}, and has not read what is stored after it: {why}",
+    )
 
 
 def _producer(backend: ApiBackend, request: AskProducer) -> Reply:
@@ -314,8 +328,15 @@ class QueryService(AnsweringService):
         yield Configs(request.rid, found), None
 
     def by_key(self, request: FindKey, is_late: Callable[[], bool]) -> Iterator[Answer | None]:
-        """Find records by a key, the latest first."""
-        before = None
+        """Find records by a key, the latest first.
+
+        A node whose replay has not come to what was readable at first does not say that there are
+        none: the index may lack them.
+        """
+        before, store = None, self._backend.store
+        end = store.readable_offset
+        if store.dispatched_offset < end and store.replay_problem is None:
+            store.wait_dispatched(end, REPLAY_S)
         while before != (history := tuple(self._backend.history())):
             before = history
             search = self._search(request)
@@ -326,6 +347,10 @@ class QueryService(AnsweringService):
                     search.step()
                     yield None
         records = list(search.found.values())
+        lacking = None if records else _lacking(request.rid, store, end)
+        if lacking is not None:
+            yield lacking, None
+            return
         yield Found(request.rid, len(records), search.cut_ms), b"".join(records)
 
     def _search(self, request: FindKey) -> Search:

@@ -605,8 +605,8 @@ class Reads:
 
         def steps(is_late: Callable[[], bool]) -> Iterator[tuple[Any, bytes | None] | None]:
             for found in self._parts.queries.by_key(question, is_late):
-                if found is None:
-                    yield None
+                if found is None or isinstance(found[0], Failed):
+                    yield found
                 else:
                     keyed = self._backend.store.reader.last_keyed
                     yield (found[0].count, keyed), _ascending(found[1] or b"")

@@ -17,6 +17,7 @@ from hastore.errors import (
     UnreachableError,
     UsageError,
 )
+from hastore.store.derived.contract import Dispatched
 from tests.client.conftest import Node
 
 
@@ -289,6 +290,24 @@ def test_a_stalled_replica_is_replaced(make_node: Callable[..., Node]) -> None:
     fill(master, 20)
     with Consumer("t", [slave.address, master.address]) as consumer:
         assert len(read(consumer, 20, 10)) == 20  # the slave is empty and stays so
+
+
+def test_what_the_master_cannot_look_for_an_empty_slave_does_not_deny(
+    make_node: Callable[..., Node],
+) -> None:
+    master, slave = make_node(1), make_node(2, writable=False)
+    for node in (master, slave):
+        node.backend.nodes = {1: master.address, 2: slave.address}
+        node.backend.master = 1
+    fill(master, 1)
+    master.backend.store.unread = [Dispatched(0, 100, "t", 0, 0, 0, 0, 0, b"")]
+    master.backend.store.replay_problem = "replay stopped"
+    with Admin([master.address, slave.address], timeout_s=60) as admin:
+        with pytest.raises(NotStoredError, match="BUSY: replay has come to offset 0, .*stopped"):
+            admin.query_key("t", "k7")
+        fill(slave, 8)
+        (found,) = admin.query_key("t", "k7")
+        assert found.body == b"7"
 
 
 def test_admin_asks_all(pair: tuple[Node, Node]) -> None:

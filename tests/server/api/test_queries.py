@@ -421,3 +421,46 @@ def test_a_query_begins_anew_after_a_failover_that_cut_the_log(
     asked = api.FindKey(1, TOPIC, "k") if by == "key" else api.FindOffset(1, latest)
     assert client.ask(asked).count == 1
     assert numbers(client.payload) == ([0] if by == "key" else [8])
+
+
+def test_no_message_is_denied_that_replay_has_not_read(
+    monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client
+) -> None:
+    """The index lacks it; where replay has stopped it says so at once."""
+    monkeypatch.setattr(queries, "REPLAY_S", 0.0)
+    fill(store, 1)
+    with store.replay.paused():
+        kit.put(store, kit.message(1, topic=TOPIC, size=8, properties=[("KEYS", "new")]))
+        store.set_limits(readable=store.max_offset)
+        late = client.ask(api.FindKey(1, TOPIC, "new"))
+        assert (late.status, late.reason) == (
+            "BUSY",
+            f"replay has come to offset {store.dispatched_offset:,}, and has not read what is"
+            " stored after it: it is late: try again",
+        )
+        assert client.ask(api.FindKey(2, TOPIC, "k")).count == 1, "what it knows it says"
+        monkeypatch.setattr(store.replay, "blocked_reason", "replay stopped")
+        assert client.ask(api.FindKey(3, TOPIC, "new")).reason.endswith(": replay stopped")
+        monkeypatch.setattr(store.replay, "blocked_reason", None)
+    readable(store)
+    assert client.ask(api.FindKey(4, TOPIC, "new")).count == 1
+    assert client.ask(api.FindKey(5, TOPIC, "no")).count == 0
+
+
+def test_a_query_waits_for_replay_that_is_late(
+    monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client
+) -> None:
+    monkeypatch.setattr(queries, "REPLAY_S", 60.0)
+    waits, wait = threading.Event(), store.wait_dispatched
+
+    def waited(offset: int, timeout_s: float) -> bool:
+        waits.set()
+        return wait(offset, timeout_s)
+
+    monkeypatch.setattr(store, "wait_dispatched", waited)
+    with store.replay.paused():
+        kit.put(store, kit.message(1, topic=TOPIC, size=8, properties=[("KEYS", "new")]))
+        store.set_limits(readable=store.max_offset)
+        client.send(api.FindKey(1, TOPIC, "new"))
+        assert waits.wait(60)
+    assert client.receive()[0].count == 1

@@ -17,6 +17,7 @@ from hastore.client.producer.producer import Producer
 from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame
 from hastore.record.codec import Record, decode_record
 from hastore.record.layout import MIN_RECORD_SIZE
+from hastore.server.api import queries
 from hastore.server.api.replies import UNSENT_OF_ONE_BYTES
 from hastore.server.api.server import ApiServer
 from hastore.server.dledger_node import DLedgerNode
@@ -664,6 +665,18 @@ def test_a_master_that_has_not_replayed_its_log_moves_no_offset(
         assert node.pull(3).code == Answer.PULL_RETRY_IMMEDIATELY
         opaque = node.send_pull(3)
     assert queue_offsets(node.client.answer_of(opaque)) == [3]
+
+
+def test_a_query_by_key_before_replay_is_refused(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "REPLAY_S", 0.0)
+    with node.store.replay.paused():
+        kit.put(node.store, kit.message(1, properties=[("KEYS", "new")]))
+        node.show()
+        fields = {"topic": "TopicA", "key": "new", "maxNum": 8, "endTimestamp": 2**62}
+        refused = ask(node, Code.QUERY_MESSAGE, beginTimestamp=0, **fields)
+        assert refused.code == Answer.SYSTEM_BUSY and "has not read" in (refused.remark or "")
 
 
 def test_a_node_that_stops_answers_its_waiting_pulls_first(
