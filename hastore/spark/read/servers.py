@@ -52,7 +52,9 @@ ANSWER_S = 2.0  # after this time without an answer another node is asked
 SURVEY_S = 1.0  # between two searches for a master
 SEARCH_S = 10.0  # the most that one search takes
 WARN_S = 30.0  # a call that waits so long says so in the log
+REPLAY_S = 5.0  # replay lags by milliseconds, unless it has stopped
 RETRY_S = 0.1  # after a refusal, as of a node that cuts its log or stops
+_POLL_S = 0.01
 # Refused again later too.
 _FINAL = frozenset({"CorruptRecordError", "UsageError", "InternalError", "FORBIDDEN"})
 TIME_TRIES = 6  # of a search by time that a node cuts short
@@ -152,9 +154,21 @@ class ServerBackend:
         return None
 
     def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
-        """Return the queues, of these topics or of all; the master's if a master answers."""
+        """Return the queues, of these topics or of all; the master's if a master answers.
+
+        They have all messages that were readable at the call. Raises ClientError if the node's
+        replay has not come so far; with `failOnDataLoss` false what is there is returned.
+        """
         head = self._head()
         try:
+            missing = head.wait_replayed()
+            if missing is not None and self._fail_on_data_loss:
+                raise ClientError(
+                    f"{missing}; read again once `hastore status` shows no such problem, or set "
+                    "failOnDataLoss to false to read the messages that are available"
+                )
+            if missing is not None:
+                log.warning("%s", missing)
             return head.available(topics)
         finally:
             head.close()
@@ -395,6 +409,34 @@ class ServerHead:
     def token(self) -> object:
         """Return the node that answered the last `available`, and its epoch."""
         return self._token
+
+    def wait_replayed(self) -> str | None:
+        """Wait until the node's queues have all messages that are readable at the call.
+
+        Returns what they lack, if its replay has stopped or is too late. A slave's log may end
+        inside a record, which it never replays without its master: only a stop of replay counts.
+        """
+        node, end = None, 0
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + min(REPLAY_S, self._patience.first_s) * 1_000.0
+        while True:
+            status = expect(api.NodeStatus, self._ask(api.AskStatus)[0]).status
+            if status["node"] != node:
+                node, end = status["node"], status.get("readable_offset", 0)
+            come = status.get("dispatched_offset", end)
+            if come >= end:
+                return None
+            problems = status.get("problems", ())
+            why = next((one for one in problems if one.startswith("replay stopped")), None)
+            late = SYSTEM_CLOCK.monotonic_ms() >= deadline_ms
+            if why is not None or (late and status.get("writable")):
+                return (
+                    f"node {node} of {self.where} has replayed its log only up to offset {come:,}"
+                    f" of {end:,}, so the read would leave out what is stored after that: "
+                    f"{why or 'it is late'}"
+                )
+            if late:
+                return None
+            self._open().transport.sleep(_POLL_S)
 
     def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
         """Return the queues, of these topics or of all, as the node lists them."""

@@ -6,6 +6,8 @@ import zlib
 
 import pytest
 
+from hastore.client import Producer
+from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.consumer import range_reader
 from hastore.config.model import ApiConfig
 from hastore.errors import (
@@ -17,6 +19,7 @@ from hastore.errors import (
 )
 from hastore.record.codec import Host, build_record
 from hastore.server.api.server import ApiServer
+from hastore.server.node import Node
 from hastore.service import raise_failure
 from hastore.spark.arrow import batch as arrow_batch
 from hastore.spark.arrow import record_fields
@@ -32,6 +35,7 @@ from hastore.spark.read.planning import plan
 from hastore.spark.read.servers import ServerBackend
 from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
+from tests.server.kit import config_of, running
 
 HOST = Host(b"\x7f\0\0\1", 4242)
 ALL = project(source_schema(include_headers=True, include_metadata=False))
@@ -279,3 +283,44 @@ def test_damage_late_in_a_reply_that_decompresses_to_much_gives_no_row_twice(mon
         nodes[0].nodes = nodes[1].nodes = {1: first[0], 2: second[0]}
         rows = read((*first, *second), QueueRange("t", 0, 0, 9))
     assert [row["offset"] for row in rows] == list(range(9))
+
+
+def test_a_batch_read_has_all_that_was_readable_or_says_what_it_lacks(monkeypatch, tmp_path):
+    """The queues of a node whose replay lags, or has stopped, end before its log does."""
+
+    def bodies(fail=True):
+        options = parse_options(
+            {"hastore.bootstrap.servers": address, "subscribe": "t", "failOnDataLoss": str(fail)}
+        )
+        with ServerBackend((address,), fail) as backend:
+            spans = plan(backend, options)
+        return sum(span.end - span.start for span in spans)
+
+    with running(Node(config_of(tmp_path), lambda: None)) as node:
+        address, replay = node.api.endpoint, node.store.replay
+        with Producer([address]) as producer, contextlib.ExitStack() as stops:
+            producer.send_sync("t", b"0")
+            assert bodies() == 1
+            stops.enter_context(replay.paused())
+            producer.send_sync("t", b"1")
+            slept, real = [], SocketTransport.sleep
+
+            def sleep(transport, seconds):
+                if seconds != 0.01:  # it is the producer
+                    return real(transport, seconds)
+                slept.append(seconds)
+                stops.close()
+                return replay.wait_dispatched(node.store.max_offset, 60)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(SocketTransport, "sleep", sleep)
+                assert bodies() == 2 and slept
+            stops.enter_context(replay.paused())
+            producer.send_sync("t", b"2")
+            monkeypatch.setattr(servers, "REPLAY_S", 0.0)
+            with pytest.raises(ClientError, match="node 1 .* leave out .*: it is late; read again"):
+                bodies()
+            assert bodies(fail=False) == 2
+            monkeypatch.setattr(replay, "blocked_reason", "replay stopped at offset 9: no room")
+            with pytest.raises(ClientError, match="stopped at offset 9: no room; read again"):
+                bodies()
