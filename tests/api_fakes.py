@@ -96,7 +96,7 @@ class FakeStore:
 
     def shown(self, topic: str) -> set[int]:
         begin = self.hidden.get(topic, 0)
-        queues = {queue: self.units[topic, queue] for queue in self.queues_of(topic)}
+        queues = {queue: self.units.get((topic, queue)) for queue in self.queues_of(topic)}
         return {queue for queue, units in queues.items() if not units or units[-1][0] >= begin}
 
     def shown_topics(self) -> list[str]:
