@@ -64,6 +64,8 @@ class QueueReader:
     # The replicas that do not have the position: the first queue offset that each still has, or, if
     # it is behind, the end of what it has.
     gone_at: dict[str, int] = field(default_factory=dict)
+    # The replicas that cannot give the next message, once one has said that it is damaged there.
+    unreadable: dict[str, str] = field(default_factory=dict)  # why
     # With a filter: the last message of `ready`, or the last one taken, and the position behind the
     # others that the node has looked at after it.
     last: Message | None = None
@@ -98,10 +100,12 @@ class QueueReader:
         self.not_before_ms = 0.0
         self.lost = None
         self.gone_at.clear()
+        self.unreadable.clear()
 
     def pass_by(self, after: Position) -> None:
         """Go on behind messages that do not match, once those fetched before are taken."""
         self.fetch = after
+        self.unreadable.clear()
         if self.last is not None and (self.current is self.last or not self.is_drained):
             self.after = after
         else:
@@ -379,6 +383,8 @@ class Fetcher:
                         self._switch_replica()
                     elif reply.status == api.Status.FORBIDDEN:
                         self._forbidden = error_of(reply)
+                    elif reply.status == CorruptRecordError.__name__:
+                        self._refused_as_damaged(queue, reply.reason)
                     elif reply.status != api.Status.BUSY:
                         self._switch_replica()
 
@@ -391,6 +397,7 @@ class Fetcher:
                 queue.not_before_ms = now + AGAIN_MS
         if status is api.PullStatus.FOUND:
             queue.gone_at.clear()
+            queue.unreadable.clear()
             after = reply.after
             queue.fetch = None if reply.last_offset is None else after
             is_filtered = self._filter_of(queue) is not None
@@ -401,21 +408,46 @@ class Fetcher:
             self._rejected.clear()
         elif not queue.is_drained:
             self._pulled_nothing_ahead(queue, status)
+        elif (
+            status is api.PullStatus.OFFSET_TOO_LARGE
+            and self.source == self._requester.cluster.master
+        ):
+            text = f"beyond the end, {reply.max_queue_offset}"
+            self._lose_position(queue, text, reply, Position(reply.max_queue_offset))
+        elif queue.unreadable and status is not api.PullStatus.HISTORY_DIFFERS:
+            self._cannot_read(queue, f"{status.value}, but another replica has that message")
         elif status is api.PullStatus.OFFSET_TOO_SMALL:
             self._pulled_too_early(queue, reply)
         elif status is api.PullStatus.OFFSET_TOO_LARGE:
-            if self.source == self._requester.cluster.master:
-                text = f"beyond the end, {reply.max_queue_offset}"
-                self._lose_position(queue, text, reply, Position(reply.max_queue_offset))
-            else:
-                queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-                if queue.gone_at and self.source is not None:
-                    queue.gone_at[self.source] = reply.max_queue_offset
-                self._switch_replica()  # a slave may lag: only the master knows the end
+            queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
+            if queue.gone_at and self.source is not None:
+                queue.gone_at[self.source] = reply.max_queue_offset
+            self._switch_replica()  # a slave may lag: only the master knows the end
         elif status is api.PullStatus.HISTORY_DIFFERS:
             common = reply.common or Position(reply.min_queue_offset)
             text = f"after a record that a failover cut away; {common.queue_offset} is still valid"
             self._lose_position(queue, text, reply, common)
+
+    def _refused_as_damaged(self, queue: QueueReader, reason: str) -> None:
+        """Handle a refusal of the message at the pull's position, which is damaged there."""
+        if queue.is_drained:
+            self._cannot_read(queue, reason)
+        else:
+            queue.fetch = None  # until the reader has taken what was fetched before it
+
+    def _cannot_read(self, queue: QueueReader, reason: str) -> None:
+        """Ask another replica for the next message, which is damaged at one; raise if none is left.
+
+        One that lags, or has removed the message, cannot give it: a reader must not stand still
+        without a word, nor step over what may be repaired.
+        """
+        assert self.source is not None  # it has sent the reply
+        queue.unreadable[self.source] = f"{self.source}: {reason}"
+        told = queue.unreadable.keys() | queue.gone_at.keys()
+        if all(one in told for one in self._heard()):
+            queue.damage = CorruptRecordError("; ".join(queue.unreadable.values()))
+        else:
+            self._switch_replica()
 
     def _pulled_too_early(self, queue: QueueReader, reply: api.Pulled) -> None:
         """Ask another replica for a position that this one has removed; lose it if none has it.

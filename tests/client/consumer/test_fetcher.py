@@ -335,6 +335,78 @@ def test_a_reply_of_other_records_than_it_states_is_damage() -> None:
             bench.take()
 
 
+def refuse_as_damaged(bench: Bench) -> str:
+    """Let the replica that was asked last refuse the record; returns its address."""
+    bench.requester.clock.now += RETRY_MS + 1
+    bench.fetcher.advance()
+    address, pull = bench.pulls[-1]
+    reply = api.Failed(pull.rid, "CorruptRecordError", "the record at offset 7 is damaged")
+    bench.requester.waiting.append(Arrival(address, reply, b""))
+    bench.fetcher.advance()
+    return str(address)
+
+
+@pytest.mark.parametrize("prefer_master", [False, True])
+def test_what_every_replica_refuses_as_damaged_is_raised_and_asked_for_again(
+    prefer_master: bool,
+) -> None:
+    bench = Bench(prefer_master=prefer_master)
+    for _ in range(2):
+        first = refuse_as_damaged(bench)
+        assert bench.take() == [], "the other replica may have the record whole"
+        second = refuse_as_damaged(bench)
+        assert second != first
+        with pytest.raises(CorruptRecordError, match=f"{second}: the record at offset 7"):
+            bench.take()
+        assert bench.queue.next == Position(0)
+        bench.fetcher.advance()
+    bench.found(0, 10)
+    assert bench.take() == list(range(10))
+
+
+@pytest.mark.parametrize("prefer_master", [False, True])
+@pytest.mark.parametrize(
+    ("status", "fields"),
+    [
+        (PullStatus.NO_NEW, {}),
+        (PullStatus.OFFSET_TOO_LARGE, {"max_queue_offset": 0}),
+        (PullStatus.OFFSET_TOO_SMALL, {"min_queue_offset": 30}),
+    ],
+)
+def test_damage_is_raised_if_the_other_replica_does_not_have_the_record(
+    status: PullStatus, fields: dict[str, int], prefer_master: bool
+) -> None:
+    bench = Bench(prefer_master=prefer_master, on_lost="earliest")
+    master = NODES[0]
+    if status is PullStatus.NO_NEW and bench.fetcher.source != master:
+        bench.fetcher._switch_replica()  # the other one would be asked until it stalls
+        bench.fetcher.advance()
+    while bench.queue.damage is None:
+        assert len(bench.pulls) < 9, bench.pulls
+        bench.requester.clock.now += RETRY_MS + 1
+        bench.fetcher.advance()
+        if bench.pulls[-1][0] == master:
+            refuse_as_damaged(bench)
+        else:
+            bench.requester.clock.now += WAIT_MS
+            bench.reply(status, **fields)
+            bench.fetcher.advance()
+    with pytest.raises(CorruptRecordError, match="the record at offset 7"):
+        bench.take()
+
+
+def test_damage_ahead_of_the_reader_does_not_disturb_what_was_fetched() -> None:
+    bench = Bench()
+    source = bench.fetcher.source
+    bench.found(0, 10)
+    assert bench.take(4) == [0, 1, 2, 3]
+    refuse_as_damaged(bench)
+    assert bench.fetcher.source == source, "what else it prefetches is not dropped"
+    assert bench.take(100) == [4, 5, 6, 7, 8, 9]
+    bench.fetcher.advance()
+    assert bench.pulls[-1][1].position == position_after(10)
+
+
 def test_damage_in_one_queue_loses_no_message_of_another() -> None:
     bench = Bench(2)
     for (address, pull), payload in zip(
