@@ -531,10 +531,15 @@ class MessageReader:
         return 0 if found is None else found
 
     def _time_of(self, offset: int) -> int | None:
-        """Return as `stored_ms` does; but a record that is gone is older than any time."""
+        """Return as `stored_ms` does, but None for no time: zeros were read in its place.
+
+        A record that is gone is older than any time.
+        """
         stored = self.stored_ms(offset)
         is_there = self._log.min_offset <= offset < self._log.max_offset
-        return _LONG_AGO_MS if stored is None and not is_there else stored
+        if stored is None:
+            return None if is_there else _LONG_AGO_MS
+        return stored if stored > 0 else None
 
     def stored_ms(self, offset: int) -> int | None:
         """Return when the record at an offset was stored; None if it is gone, or has no header.

@@ -13,6 +13,7 @@ from hastore.config.model import RetentionConfig
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.fs.filesystem import REAL
 from hastore.record.codec import decode_record
+from hastore.record.layout import store_at
 from hastore.store.derived.contract import time_window
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore
@@ -267,6 +268,42 @@ def check_searches(messages: LogStore, every: list[int], chance: random.Random) 
             )
             wanted = [offset for offset, stored in known if begin <= stored <= end]
             assert found == wanted, (key, begin - START, end - START)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@both
+def test_a_search_by_time_steps_over_no_message_because_a_time_is_damaged(
+    kind: Any, tmp_path: Path, zeros: bool
+) -> None:
+    """The rest of a sector is zeros, behind a header's first fields; or one bit of a time flips."""
+    clock = Clock()
+    with opened(kind, tmp_path, clock) as node:
+        for number in range(20):
+            clock.now += 1000 if number != 12 else -HOUR
+            node.put(number)
+        messages = node.messages
+        known = stamps(messages)
+        messages.set_limits(confirmed=messages.max_offset, readable=messages.max_offset)
+        node.store.flush()
+        for bad, stored in known:
+            at, size = messages.queues.get("TopicA", 0).files.place(bad)
+            path, within = messages.log.queue.find(at).path, at % messages.log.file_size
+            whole = Path(path).read_bytes()[within : within + size]
+            if zeros:
+                scribble(path, within + 40, bytes(size - 40))
+            else:
+                scribble(path, within + store_at(0), (stored - (1 << 38)).to_bytes(8))
+            offline = StoreReader(str(tmp_path))
+            for _, wanted in known:
+                first = next(number for number, at in known if at >= wanted)
+                right = range(max(first - 2, 0), first + 1)
+                if not zeros and first == bad:  # it says itself that it is older
+                    others = (number for number, at in known if at >= wanted and number != bad)
+                    other = next(others, len(known))
+                    right = range(other, other + 1)
+                for reader in (messages.reader, offline):
+                    assert reader.queue_offset_by_time("TopicA", 0, wanted) in right, (bad, first)
+            scribble(path, within, whole)
 
 
 def test_a_damaged_file_of_falls_is_no_reason_not_to_start(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class BatchConsumeQueue:
         Returns the queue's end if there is no such batch; `first_late` explains `is_spent`.
         """
 
-        def is_late(number: int) -> bool:
+        def is_late(number: int, _end: int) -> bool:
             unit = self._unit(number)
             return unit is not None and unit[3] >= timestamp_ms
 
@@ -779,14 +779,15 @@ class ConsumeQueueTable:
         if queue is None:
             return None
 
-        def is_late(queue_offset: int) -> bool:
+        def is_late(queue_offset: int, end: int) -> bool:
             units = queue.read(queue_offset, 1)
             if not units:
                 return False
             stored = store_time(units[0].offset)
             if stored is None:
                 # It must not count as an old one: all before it would be stepped over.
-                times = (store_time(one.offset) for one in queue.read(queue_offset + 1, _DAMAGED))
+                others = queue.read(queue_offset + 1, min(end - queue_offset - 1, _DAMAGED))
+                times = (store_time(one.offset) for one in others)
                 stored = next((one for one in times if one is not None), None)
             return stored is None or stored >= timestamp_ms
 

@@ -169,7 +169,7 @@ def first_late(
     falls: Sequence[tuple[int, int]],
     timestamp_ms: int,
     first_at: Callable[[int], int],
-    is_late: Callable[[int], bool],
+    is_late: Callable[[int, int], bool],
     is_spent: Callable[[], bool] = lambda: False,
 ) -> int:
     """Return the first of the queue's units [low, high) with a record stored at or after a time.
@@ -177,14 +177,24 @@ def first_late(
     `falls` are where the log's store times fall: the offset of a record, and the greatest time from
     the fall before up to it. Between two falls the times rise, so each such run is searched alone.
     `first_at(offset)` returns the first unit with a record at or beyond an offset of the log,
-    `is_late(unit)` whether it was stored at or after the time. Returns `high` if there is none.
+    `is_late(unit, end)` whether it was stored at or after the time: it may ask the units behind it,
+    which are in its run up to `end`. Returns `high` if there is none.
 
-    `is_spent()` is asked before each look at a unit. Once it is true, nothing more is looked at,
-    and the search returns a unit below which none is late: the right one, or one before it.
+    `is_spent()` is asked before each look at a unit. Once it is true, nothing more is looked at
+    but the unit before the last one that was not late, and the search returns a unit below which
+    none is late: the right one, or one before it. That is so too if a record's time is damaged, and
+    seems to be early.
     """
 
-    def late(unit: int) -> bool:
-        return is_spent() or is_late(unit)
+    def first_of_run(low: int, stop: int) -> int:
+        def late(unit: int) -> bool:
+            return is_spent() or is_late(unit, stop)
+
+        found = first_where(low, stop, late)
+        # The last unit that was not late decides; its time is damaged if the one before is late.
+        while found > low + 1 and is_late(found - 2, stop):
+            found = first_where(low, found - 2, late)
+        return found
 
     begin: int | None = None  # offset: where the run begins; None: with the queue
     for offset, before_ms in falls:
@@ -195,7 +205,7 @@ def first_late(
                 low = min(max(first_at(begin), low), high)
             stop = min(max(first_at(offset), low), high)
             if stop > low:
-                found = first_where(low, stop, late)
+                found = first_of_run(low, stop)
                 if found < stop:
                     return found
             low, begin = stop, None
@@ -203,7 +213,7 @@ def first_late(
             begin = offset
     if begin is not None and not is_spent():
         low = min(max(first_at(begin), low), high)
-    return first_where(low, high, late)
+    return first_of_run(low, high)
 
 
 class UnitFiles:

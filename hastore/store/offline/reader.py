@@ -332,8 +332,8 @@ class StoreReader:
             return None
         limit = self.limit_offset
 
-        def is_late(queue_offset: int) -> bool:
-            stored = self._stored_ms(topic, queue_id, queue_offset, limits[1], limit)
+        def is_late(queue_offset: int, end: int) -> bool:
+            stored = self._stored_ms(topic, queue_id, queue_offset, end, limit)
             return stored is not None and stored >= timestamp_ms
 
         falls = read_falls(self._fs, self.path)
@@ -361,7 +361,7 @@ class StoreReader:
                     return None
                 data, at = self._map(file), offset - file.start
                 stored = stated_time_ms(data, at, min(file.size, limit - file.start), offset)
-                if stored is not None:
+                if stored is not None and stored > 0:
                     return stored
             if not start and not units:
                 return None
