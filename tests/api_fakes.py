@@ -80,6 +80,7 @@ class FakeStore:
         self.appends = 0
         self.grown = GrownQueues()
         self.cut_ms: int | None = None  # where searches by key are cut short
+        self.bad: set[int] = set()  # offsets of damaged records
         self.time_spent = False  # whether lookups by time are cut short
         self.lock = threading.RLock()
         self.topic_table = TopicTable(
@@ -323,13 +324,18 @@ class FakeStore:
         def found() -> dict[int, bytes]:
             offsets = self.query_key(topic, key, max_messages=max_messages)
             records = {offset: self.record_bytes(offset) or b"" for offset in offsets}
-            return {at: raw for at, raw in records.items() if at + len(raw) <= limit_offset}
+            return {at: raw for at, raw in records.items() if at + len(raw) <= limit_offset and raw}
 
-        return FakeSearch(found, self.cut_ms)
+        return FakeSearch(found, self.cut_ms, sorted(self.bad, reverse=True))
 
     def record_bytes(self, offset: int) -> bytes | None:
         record = self.record_at(offset)
-        return None if record is None else bytes(self.log[offset : offset + record.size])
+        if record is None or offset in self.bad:
+            return None
+        return bytes(self.log[offset : offset + record.size])
+
+    def is_damaged(self, offset: int) -> bool:
+        return offset in self.bad
 
     def note_damage(self, offset: int) -> None:
         self.damaged.append(offset)
@@ -360,10 +366,13 @@ class FakeStore:
 class FakeSearch:
     """A search by key that finds everything in one step."""
 
-    def __init__(self, find: Callable[[], dict[int, bytes]], cut_ms: int | None) -> None:
+    def __init__(
+        self, find: Callable[[], dict[int, bytes]], cut_ms: int | None, unreadable: list[int]
+    ) -> None:
         self._find = find
         self.found: dict[int, bytes] = {}
         self.cut_ms = cut_ms
+        self.unreadable = unreadable
         self.ended = False
 
     def step(self) -> None:

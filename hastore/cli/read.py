@@ -12,6 +12,7 @@ import click
 from hastore.cli.common import (
     DONE,
     FAILED,
+    STORE,
     bootstrap_addresses,
     counted,
     print_error,
@@ -116,7 +117,10 @@ def query_command(
     bootstrap: str | None,
     as_json: bool,
 ) -> int:
-    """Find messages by key, newest first, or one by its id; exit code 1 when there is none."""
+    """Find messages by key, newest first, or one by its id; exit code 1 when there is none.
+
+    Exit code 3: a message that may be meant is damaged, and no node that answers has it whole.
+    """
     if (msg_id is None) == (key is None) or (key is None) != (topic is None):
         raise UsageError("hastore query: give --topic and --key, or --msg-id")
     begin = 0 if since is None else parse_moment("--since", since)
@@ -140,8 +144,15 @@ def query_command(
             "the node has cut the search short: older messages may be missing; to find them, search"
             f" again with --until {again}"
         )
-    elif not found:
+    elif not found and not found.damaged:
         print_note("no such message")
+    if found.damaged:
+        count = counted(len(found.damaged), "message")
+        print_error(
+            f"{count} that may have the key cannot be read: damaged at offset {found.damaged[0]};"
+            " see `hastore log verify`"
+        )
+        return STORE
     return DONE if found and whole else FAILED
 
 

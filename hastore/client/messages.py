@@ -446,12 +446,19 @@ class FoundMessages(list[Message]):
 
     A node bounds each search. If it was cut short, `cut_ms` is about the time (ms since 1970) at or
     before which messages may be missing; a search with `end_ms` at that time goes on there.
+    `damaged` are offsets of messages that may have the key, and that no node could read.
     """
 
-    def __init__(self, messages: Iterable[Message] = (), cut_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        messages: Iterable[Message] = (),
+        cut_ms: int | None = None,
+        damaged: Iterable[int] = (),
+    ) -> None:
         """Keep the messages."""
         super().__init__(messages)
         self.cut_ms = cut_ms
+        self.damaged = list(damaged)
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

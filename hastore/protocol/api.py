@@ -529,12 +529,13 @@ class Found(_Message, frozen=True, tag="found."):
     """The payload holds `count` records, newest first.
 
     With `cut_ms` the search was cut short: records stored at or before about this time may be
-    missing.
+    missing. `unreadable`: offsets of records that may have the key, but are damaged at this node.
     """
 
     rid: int
     count: int
     cut_ms: int | None = None
+    unreadable: list[int] = []
 
 
 class TimeFound(_Message, frozen=True, tag="time."):

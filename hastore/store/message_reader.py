@@ -497,6 +497,19 @@ class MessageReader:
         with self._log.view(offset, size) as view:
             return bytes(view) if check_record(view, 0, len(view), offset) == size else None
 
+    def is_damaged(self, offset: int) -> bool:
+        """Whether a record that `record_bytes` does not return is there, as far as is known.
+
+        For offsets that a client names: its header is there, or the damage was found before.
+        """
+        return self.is_in_log(offset) and (
+            self._is_fenced(offset, 1) or self.record_size(offset) is not None
+        )
+
+    def is_in_log(self, offset: int) -> bool:
+        """Whether an offset is one of the log's: neither removed, nor cut, nor yet to come."""
+        return self._log.min_offset <= offset < self._log.max_offset
+
     def note_damage(self, offset: int) -> None:
         """Let the record that begins at an offset be repaired: it is there, but cannot be read.
 
@@ -589,6 +602,8 @@ class KeySearch:
         self._found_bytes = 0
         self.found: dict[int, bytes] = {}  # by offset, the latest first
         self.cut_ms: int | None = None  # the search was cut short: older records may be missing
+        # Offsets of records that the index names, and that are damaged: they may have the key.
+        self.unreadable: list[int] = []
         self.ended = False
 
     def step(self) -> None:
@@ -607,7 +622,7 @@ class KeySearch:
             if self._walk.stale:  # the log was cut, and what was found may be gone
                 steps, self._walk = self._walk.steps, self._begin()
                 self._walk.steps = steps
-                self.found, self._found_bytes = {}, 0
+                self.found, self._found_bytes, self.unreadable = {}, 0, []
 
     def cut_short(self) -> None:
         """End the search here."""
@@ -626,7 +641,12 @@ class KeySearch:
         raw = self._reader.record_bytes(offset)
         self._reads += 1
         self._read_bytes += MIN_RECORD_SIZE if raw is None else len(raw)
-        if raw is None or offset + len(raw) > self._limit or not self._is_wanted(raw):
+        if raw is None:
+            if self._reader.is_in_log(offset) and offset not in self.unreadable:
+                self._reader.note_damage(offset)
+                self.unreadable.append(offset)
+            return
+        if offset + len(raw) > self._limit or not self._is_wanted(raw):
             return
         if self.found and self._found_bytes + len(raw) > self._max_bytes:
             self._end_at(latest_ms)

@@ -411,6 +411,16 @@ def test_a_query_takes_a_span_of_time_and_says_when_it_was_cut_short(command, mo
     assert code == 2 and "--until noon" in problems
 
 
+def test_a_damaged_message_is_not_one_that_does_not_exist(command, monkeypatch):
+    def query_key(self, topic, key, **limits):
+        return FoundMessages([], None, [4711])
+
+    monkeypatch.setattr(read.Admin, "query_key", query_key)
+    code, _, problems = command("query", "--topic", "lines", "--key", "k")
+    assert code == 3 and "1 message that may have the key cannot be read" in problems
+    assert "offset 4711" in problems and "no such message" not in problems
+
+
 def test_a_message_that_is_not_found_is_exit_code_1(command):
     code, lines, problems = command("query", "--topic", "lines", "--key", "never")
     assert (code, lines, problems) == (1, [], "no such message\n")

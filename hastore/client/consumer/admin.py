@@ -20,7 +20,7 @@ from hastore.client.arguments import (
 )
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall, Core
-from hastore.client.connections.requester import Answer, Requester, Steps, expect
+from hastore.client.connections.requester import Answer, Requester, Steps, error_of, expect
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.client.consumer.consumer_core import MAX_GROUP
 from hastore.client.lifecycle import describe
@@ -37,7 +37,13 @@ from hastore.client.messages import (
 )
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import ClientError, UnreachableError, UsageError
+from hastore.errors import (
+    ClientError,
+    CorruptRecordError,
+    NotAuthenticatedError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.protocol import api
 from hastore.record.codec import parse_message_id
 from hastore.record.topic_records import (
@@ -50,6 +56,7 @@ from hastore.record.topic_records import (
 )
 
 QueueRanges = dict[int, tuple[int, int]]
+DAMAGED_THERE = "the master has said that it is damaged"
 
 
 class AdminCalls(Client):
@@ -263,38 +270,95 @@ class AdminCalls(Client):
         """Return a topic's messages with a key, stored in [begin_ms, end_ms], newest first.
 
         If the node has cut the search short, older messages may be missing: see `cut_ms` of the
-        result.
+        result. What is damaged at one node is read from another; `damaged` names what none could
+        read. Raises CorruptRecordError if nothing else was found.
         """
         topic, wanted = text("topic", topic), text("key", key_text("key", key))
         most = integer("max_messages", max_messages, 1, api.MAX_KEY_MESSAGES)
         begin = moment_ms("begin_ms", begin_ms, round_up=True)
         end = moment_ms("end_ms", end_ms, round_up=False)
+        deadline = self._requester.deadline(self._timeout_s)
         reply, payload = yield from self._ask(
             lambda rid: api.FindKey(rid, topic, wanted, most, begin, end)
         )
         found = expect(api.Found, reply)
-        return FoundMessages(_messages(found.count, payload), found.cut_ms)
+        messages, damaged = _messages(found.count, payload), []
+        for offset in found.unreadable:
+            if len(messages) >= most and offset < messages[-1].offset:
+                break
+            try:
+                one = yield from self._read_at(offset, deadline, DAMAGED_THERE)
+            except (ClientError, CorruptRecordError):
+                damaged.append(offset)
+                continue
+            if one is not None and _is_wanted(one, topic, wanted, begin, end):
+                messages.append(one)
+                messages.sort(key=lambda each: each.offset, reverse=True)
+                del messages[most:]
+        if damaged and not messages:
+            raise CorruptRecordError(
+                f"a message at offset {damaged[0]}, which may have the key, is damaged, and no"
+                " other node that answers has it whole; see `hastore log verify`"
+            )
+        return FoundMessages(messages, found.cut_ms, damaged)
 
     @ClientCall
     def query_message_id(self, message_id: str) -> Steps[Message | None]:
-        """Return the message with an id, or None; raises UsageError for a malformed id."""
+        """Return the message with an id, or None; raises UsageError for a malformed id.
+
+        Raises CorruptRecordError if the message at its offset is damaged, and no other node that
+        answers has it whole.
+        """
         if not isinstance(message_id, str):
             raise refusal("message_id", message_id, "a str of 32 or 56 hexadecimal digits")
         host, offset = parse_message_id(message_id)
-        reply, payload = yield from self._ask(lambda rid: api.FindOffset(rid, offset))
-        found = _messages(expect(api.Found, reply).count, payload)
-        if not found or found[0].record.store_host != host:
-            return None
-        return found[0]
+        deadline = self._requester.deadline(self._timeout_s)
+        yield from self._requester.survey(self._timeout_s)
+        found = yield from self._read_at(offset, deadline)
+        return None if found is None or found.record.store_host != host else found
+
+    def _read_at(self, offset: int, deadline: float, damage: str = "") -> Steps[Message | None]:
+        """Return the message at an offset of the log as the first node has it that can read it.
+
+        With `damage` a node has said before that the message is damaged there. Then one that does
+        not have it lags, and is no proof that there is none: CorruptRecordError is raised.
+        """
+        requester = self._requester
+        failure: ClientError | None = None
+        heard = self._heard()
+        for number, address in enumerate(heard, 1):
+            left_s = requester.left_s(deadline)
+            share_s = left_s if number == len(heard) else left_s / 2.0
+            try:
+                reply, payload = yield from requester.ask(
+                    address, lambda rid: api.FindOffset(rid, offset), share_s
+                )
+            except (UnreachableError, NotAuthenticatedError) as unreachable:
+                failure = unreachable
+                continue
+            if isinstance(reply, api.Failed):
+                failure = error_of(reply)
+                if reply.status == CorruptRecordError.__name__:
+                    damage = f"{address}: {reply.reason}"
+                continue
+            found = _messages(expect(api.Found, reply).count, payload)
+            if found or not damage:
+                return found[0] if found else None
+        if damage:
+            raise CorruptRecordError(damage)
+        raise failure or UnreachableError(requester.cluster.silence())
 
     def _ask(self, make: Callable[[int], api.Request]) -> Steps[Answer]:
         """Ask the master first, because its log is the most complete. Then ask the slaves."""
         requester = self._requester
         deadline = requester.deadline(self._timeout_s)
         yield from requester.survey(self._timeout_s)
-        order = list(reversed(requester.cluster.replicas()))
-        heard = [address for address in order if address in requester.cluster.maps]
-        return (yield from requester.ask_any(heard, make, requester.left_s(deadline)))
+        return (yield from requester.ask_any(self._heard(), make, requester.left_s(deadline)))
+
+    def _heard(self) -> list[str]:
+        """Return the nodes that answer, the master first."""
+        cluster = self._requester.cluster
+        return [address for address in reversed(cluster.replicas()) if address in cluster.maps]
 
 
 class Admin(AdminCalls, Blocking):
@@ -370,6 +434,11 @@ def _silent_nodes(
                 SilentNode(address, number, silence.kind.value, silence.text, cluster, group)
             )
     return found
+
+
+def _is_wanted(one: Message, topic: str, key: str, begin_ms: int, end_ms: int) -> bool:
+    is_in_span = begin_ms <= one.store_timestamp_ms <= end_ms
+    return is_in_span and one.topic == topic and key in one.record.keys
 
 
 def _messages(count: int, payload: bytes) -> list[Message]:

@@ -39,6 +39,7 @@ from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (
     ClientError,
+    CorruptRecordError,
     MessageIllegalError,
     NotAuthenticatedError,
     OutcomeUnknown,
@@ -377,7 +378,8 @@ class RepeatableSender:
 
     def _compare(self, number: int, own: Record, offset: int) -> None:
         reply, payload = self._ask_master(lambda rid: api.FindOffset(rid, offset))
-        if isinstance(reply, api.Failed) and reply.status == Status.FORBIDDEN:
+        skipped = (Status.FORBIDDEN, CorruptRecordError.__name__)
+        if isinstance(reply, api.Failed) and reply.status in skipped:
             log.warning("rows of earlier attempts are not compared: %s", reply.reason)
             return
         if not expect(api.Found, reply).count:

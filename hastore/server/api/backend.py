@@ -41,6 +41,7 @@ class Search(Protocol):
 
     found: dict[int, bytes]
     cut_ms: int | None
+    unreadable: list[int]
     ended: bool
 
     def step(self) -> None:
@@ -68,6 +69,10 @@ class ApiReader(PullSource, Protocol):
 
     def record_bytes(self, offset: int) -> bytes | None:
         """Return the record that begins at an offset; None if there is none."""
+        ...
+
+    def is_damaged(self, offset: int) -> bool:
+        """Whether a record that cannot be read is known to be at an offset."""
         ...
 
     def note_damage(self, offset: int) -> None:

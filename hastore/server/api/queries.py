@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from hastore.clock import Clock
-from hastore.errors import UsageError
+from hastore.errors import CorruptRecordError, UsageError
 from hastore.protocol.api import (
+    MAX_KEY_MESSAGES,
     AskConfigs,
     AskMap,
     AskProducer,
@@ -347,11 +348,12 @@ class QueryService(AnsweringService):
                     search.step()
                     yield None
         records = list(search.found.values())
-        lacking = None if records else _lacking(request.rid, store, end)
+        unreadable = search.unreadable[:MAX_KEY_MESSAGES]
+        lacking = None if records or unreadable else _lacking(request.rid, store, end)
         if lacking is not None:
             yield lacking, None
             return
-        yield Found(request.rid, len(records), search.cut_ms), b"".join(records)
+        yield Found(request.rid, len(records), search.cut_ms, unreadable), b"".join(records)
 
     def _search(self, request: FindKey) -> Search:
         store = self._backend.store
@@ -368,11 +370,16 @@ class QueryService(AnsweringService):
     def by_offset(self, request: FindOffset) -> Answer:
         """Find the record at an offset, if readers may see it."""
         store = self._backend.store
-        raw, before = None, None
+        raw, damaged, before = None, False, None
         while before != (history := tuple(self._backend.history())):
-            before, raw = history, None
+            before, raw, damaged = history, None, False
             if store.min_offset <= request.offset < store.readable_offset:
                 raw = store.reader.record_bytes(request.offset)
+                damaged = raw is None and store.reader.is_damaged(request.offset)
+        if raw is None and damaged:
+            store.reader.note_damage(request.offset)
+            reason = f"the record at offset {request.offset} is damaged; see `hastore log verify`"
+            return Failed(request.rid, CorruptRecordError.__name__, reason), None
         if raw is None or request.offset + len(raw) > store.readable_offset:
             return Found(request.rid, 0), b""
         return Found(request.rid, 1), raw

@@ -58,6 +58,7 @@ _STATUS: dict[int, Status] = {
 
 _FOUND_MAX = 64  # messages with one UNIQ_KEY in one topic
 _ALL_MS = 2**63 - 1
+_DAMAGED = "how the transaction has ended is not known: a message is damaged here, at offset"
 
 
 class Looked(NamedTuple):
@@ -83,6 +84,10 @@ def look_up(backend: ApiBackend, asked: EndTransaction, ended: Ended | None) -> 
         raw = None
         if store.min_offset <= asked.offset < store.max_offset:
             raw = store.reader.record_bytes(asked.offset)
+            if raw is None and store.reader.is_damaged(asked.offset):
+                store.reader.note_damage(asked.offset)
+                yield Failed(0, Status.TIMEOUT.value, f"{_DAMAGED} {asked.offset}"), None
+                return
         half = None if raw is None else decode_record(raw)
         if half is None or not _is_meant(half, asked):
             reason = (
@@ -108,6 +113,9 @@ def look_up(backend: ApiBackend, asked: EndTransaction, ended: Ended | None) -> 
             while not search.ended and not is_late():
                 search.step()
                 yield None
+            if search.unreadable:
+                yield Failed(0, Status.TIMEOUT.value, f"{_DAMAGED} {search.unreadable[0]}"), None
+                return
             if not search.ended or search.cut_ms is not None:
                 yield Failed(0, "BUSY", "the search for the transaction was cut short"), None
                 return

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from hastore.errors import NotCachedError, UsageError
+from hastore.errors import CorruptRecordError, NotCachedError, UsageError
 from hastore.protocol.api import Failed, FindKey, FindOffset, FindTime, Found, Position, TimeFound
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record, find_parts
@@ -607,6 +607,9 @@ class Reads:
             for found in self._parts.queries.by_key(question, is_late):
                 if found is None or isinstance(found[0], Failed):
                     yield found
+                elif found[0].unreadable and not found[0].count:
+                    reason = f"a message is damaged here, at offset {found[0].unreadable[0]}"
+                    yield Failed(0, CorruptRecordError.__name__, reason), None
                 else:
                     keyed = self._backend.store.reader.last_keyed
                     yield (found[0].count, keyed), _ascending(found[1] or b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from hastore import Admin, Consumer, Message, Position, Producer, aio
 from hastore.client.consumer import fetcher, new_queues
 from hastore.errors import (
+    CorruptRecordError,
     NotStoredError,
     PositionLostError,
     UnreachableError,
@@ -328,6 +330,35 @@ def test_admin_asks_all(pair: tuple[Node, Node]) -> None:
         slave.stop()
         assert [info.node for info in admin.status()] == [1]
     slave.restart()
+
+
+def test_a_query_reads_from_another_node_what_is_damaged_at_the_master(
+    make_node: Callable[..., Node],
+) -> None:
+    master, slave = make_node(1), make_node(2, writable=False)
+    for node in (master, slave):
+        node.backend.nodes = {1: master.address, 2: slave.address}
+        node.backend.master = 1
+    fill(master, 12)
+    store, other = master.backend.store, slave.backend.store
+    with Admin([master.address], timeout_s=60) as admin:
+        (whole,) = admin.query_key("t", "k7")
+        store.bad = {whole.offset}  # the slave has nothing yet: it lags
+        for ask in (lambda: admin.query_key("t", "k7"),
+                    lambda: admin.query_message_id(whole.message_id)):  # fmt: skip
+            with pytest.raises(CorruptRecordError, match=f"offset {whole.offset}"):
+                ask()
+        found = admin.query_key("t", "k3")
+        assert [one.body for one in found] == [b"3"] and found.damaged == [whole.offset]
+        slave.backend.store = copy.copy(store)
+        slave.backend.store.bad = set()
+        found = admin.query_key("t", "k7")
+        assert [one.body for one in found] == [b"7"] and found.damaged == []
+        again = admin.query_message_id(whole.message_id)
+        assert again is not None and again.body == b"7"
+        found = admin.query_key("t", "k3")
+        assert [one.body for one in found] == [b"3"] and found.damaged == []
+        slave.backend.store = other
 
 
 def test_searches_that_a_node_cut_short_say_so(

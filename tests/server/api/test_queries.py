@@ -264,6 +264,34 @@ def test_a_reply_that_has_no_room_for_more_says_so(
     assert reply.count == 2 and reply.cut_ms is None
 
 
+@pytest.mark.parametrize("at", [0, 88])  # of the header; of the body
+def test_a_damaged_message_is_not_said_to_be_missing(
+    store: MessageStore, client: Client, at: int
+) -> None:
+    """Else whoever asks whether an order was stored sends it again."""
+    fill(store, 3)
+    offsets = [unit.offset for unit in store.queues.read(TOPIC, 0, 0, 3)]
+    damaged: list[int] = []
+    store.hooks.on_damage = damaged.append
+    store.flush()
+    file = store.log.queue.find(offsets[1])
+    assert file is not None
+    kit.scribble(file.path, offsets[1] - file.start + at, b"\xff\xff\xff\xff")
+    reply = client.ask(api.FindKey(1, TOPIC, "k"))
+    assert numbers(client.payload) == [2, 0] and reply.unreadable == [offsets[1]]
+    assert damaged == offsets[1:2], "it is repaired"
+    reply = client.ask(api.FindKey(2, TOPIC, "k", 1))
+    assert numbers(client.payload) == [2] and reply.unreadable == []
+    if not at:  # a scrub finds it
+        assert client.ask(api.FindOffset(3, offsets[1])) == api.Found(3, 0)
+        store.fence([(offsets[1], offsets[2])], store.times_cut)
+    reply = client.ask(api.FindOffset(4, offsets[1]))
+    assert reply.status == "CorruptRecordError" and f"offset {offsets[1]} is" in reply.reason
+    assert set(damaged) == {offsets[1]}
+    inside = client.ask(api.FindOffset(5, offsets[0] + 9))
+    assert inside == api.Found(5, 0)
+
+
 def test_a_search_stops_before_its_time_span_and_begins_near_its_end(
     monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client, clock: Clock
 ) -> None:

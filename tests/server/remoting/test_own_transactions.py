@@ -363,6 +363,25 @@ def test_a_half_message_that_cannot_be_read_is_not_said_to_be_none(
     assert len(node.records("T")) == 1
 
 
+@pytest.mark.parametrize("topic", ["T", HALF_TOPIC])
+def test_a_committed_transaction_whose_message_is_damaged_is_not_said_to_be_rolled_back(
+    node: OwnNode, client: VirtualClient, topic: str
+) -> None:
+    half = begin(node)
+    assert end(node, client, half).status is Status.PUT_OK
+    node.run(3_000)
+    node.backend.store.transactions._ended.clear()
+    node.decisions._made.clear()
+    (bad,) = (one for one in records(node.backend) if one.topic == topic)
+    node.backend.store.bad = {bad.physical_offset}
+    for commit in (False, True):
+        done = end(node, client, half, commit=commit)
+        assert done.status is Status.TIMEOUT, done
+        assert f"a message is damaged here, at offset {bad.physical_offset}" in done.reason
+    node.backend.store.bad.clear()
+    assert end(node, client, half).status is Status.PUT_OK
+
+
 def test_it_is_not_known_how_a_transaction_has_ended_that_cannot_be_looked_up(
     node: OwnNode, client: VirtualClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

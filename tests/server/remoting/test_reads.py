@@ -857,6 +857,21 @@ def test_messages_are_found_by_their_keys_and_their_unique_key(node: Node) -> No
     assert queue_offsets(query("k7")) == [7]
 
 
+def test_a_damaged_message_is_not_one_that_does_not_exist(node: Node) -> None:
+    node.put("a", "b")
+    bad = node.stored[1].offset
+    file = node.store.log.queue.find(bad)
+    assert file is not None
+    node.store.flush()
+    kit.scribble(file.path, bad - file.start + 88, b"\xff\xff\xff\xff")
+    fields = {"topic": TOPIC, "key": "k1", "maxNum": 4, "beginTimestamp": 0, "endTimestamp": 2**62}
+    found = node.client.ask(Code.QUERY_MESSAGE, {name: str(one) for name, one in fields.items()})
+    assert found.code == Answer.SYSTEM_ERROR
+    assert found.remark == f"a message is damaged here, at offset {bad}"
+    found = node.client.ask(Code.VIEW_MESSAGE_BY_ID, {"offset": str(bad)})
+    assert found.code == Answer.SYSTEM_ERROR and "is damaged" in found.remark
+
+
 def test_a_node_that_was_removed_from_its_group_serves_no_reads(node: Node) -> None:
     node.put("")
     waiting = node.send_pull(1)
