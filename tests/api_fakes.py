@@ -372,6 +372,7 @@ class FakeSearch:
         self._find = find
         self.found: dict[int, bytes] = {}
         self.cut_ms = cut_ms
+        self.cut_offset: int | None = None
         self.unreadable = unreadable
         self.ended = False
 

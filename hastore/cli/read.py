@@ -103,6 +103,10 @@ def _print(
     "--until", metavar="TIME",
     help="By key: only messages stored at TIME or earlier; TIME as in 2026-01-31T12:00:00Z.",
 )  # fmt: skip
+@click.option(
+    "--before", type=click.IntRange(0, _NO_END), default=_NO_END, metavar="OFFSET",
+    help="By key: only messages below this offset of the log.",
+)  # fmt: skip
 @with_raw
 @with_bootstrap
 @with_json
@@ -113,6 +117,7 @@ def query_command(
     most: int,
     since: str | None,
     until: str | None,
+    before: int,
     raw: bool,
     bootstrap: str | None,
     as_json: bool,
@@ -134,15 +139,17 @@ def query_command(
             found = FoundMessages([] if one is None else [one])
         else:
             found = admin.query_key(
-                str(topic), str(key), max_messages=most, begin_ms=begin, end_ms=end
+                str(topic), str(key), max_messages=most, begin_ms=begin, end_ms=end, before=before
             )
     whole = _print(found, as_json, raw)
     if found.cut_ms is not None:
         moment = datetime.datetime.fromtimestamp(found.cut_ms / 1000, datetime.UTC)
-        again = moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+        again = f"--until {moment.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+        if found.cut_offset is not None:
+            again = f"--before {found.cut_offset}"
         print_note(
             "the node has cut the search short: older messages may be missing; to find them, search"
-            f" again with --until {again}"
+            f" again with {again}"
         )
     elif not found and not found.damaged:
         print_note("no such message")

@@ -445,7 +445,9 @@ class FoundMessages(list[Message]):
     """The messages that a search by key has found, the latest first.
 
     A node bounds each search. If it was cut short, `cut_ms` is about the time (ms since 1970) at or
-    before which messages may be missing; a search with `end_ms` at that time goes on there.
+    before which messages may be missing, and `cut_offset` the offset below which they lie: a search
+    with `before` at that offset goes on there. It is None if the search has come to no message, or
+    of an earlier version's node: then a search with `end_ms` at `cut_ms` goes on.
     `damaged` are offsets of messages that may have the key, and that no node could read.
     """
 
@@ -454,11 +456,13 @@ class FoundMessages(list[Message]):
         messages: Iterable[Message] = (),
         cut_ms: int | None = None,
         damaged: Iterable[int] = (),
+        cut_offset: int | None = None,
     ) -> None:
         """Keep the messages."""
         super().__init__(messages)
         self.cut_ms = cut_ms
         self.damaged = list(damaged)
+        self.cut_offset = cut_offset
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

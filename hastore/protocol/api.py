@@ -159,6 +159,7 @@ class FindKey(_Message, frozen=True, tag="key"):
     max_messages: Annotated[int, msgspec.Meta(ge=1, le=MAX_KEY_MESSAGES)] = 32
     begin_ms: Int64 = 0
     end_ms: Int64 = 2**63 - 1
+    before: Int64 = 2**63 - 1  # only records that lie below this offset of the log
 
 
 class FindOffset(_Message, frozen=True, tag="at"):
@@ -529,13 +530,15 @@ class Found(_Message, frozen=True, tag="found."):
     """The payload holds `count` records, newest first.
 
     With `cut_ms` the search was cut short: records stored at or before about this time may be
-    missing. `unreadable`: offsets of records that may have the key, but are damaged at this node.
+    missing, and with `cut_offset` only those below this offset. `unreadable`: offsets of records
+    that may have the key, but are damaged at this node.
     """
 
     rid: int
     count: int
     cut_ms: int | None = None
     unreadable: list[int] = []
+    cut_offset: int | None = None
 
 
 class TimeFound(_Message, frozen=True, tag="time."):

@@ -601,7 +601,11 @@ class KeySearch:
         self._read_bytes = 0
         self._found_bytes = 0
         self.found: dict[int, bytes] = {}  # by offset, the latest first
-        self.cut_ms: int | None = None  # the search was cut short: older records may be missing
+        # The search was cut short: older records may be missing, which lie below `cut_offset`. It
+        # is None if the search has come to none below the limit.
+        self.cut_ms: int | None = None
+        self.cut_offset: int | None = None
+        self._passed: int | None = None  # what the index names from here on was looked at
         # Offsets of records that the index names, and that are damaged: they may have the key.
         self.unreadable: list[int] = []
         self.ended = False
@@ -623,6 +627,7 @@ class KeySearch:
                 steps, self._walk = self._walk.steps, self._begin()
                 self._walk.steps = steps
                 self.found, self._found_bytes, self.unreadable = {}, 0, []
+                self._passed = None
 
     def cut_short(self) -> None:
         """End the search here."""
@@ -630,15 +635,20 @@ class KeySearch:
 
     def _end_at(self, latest_ms: int) -> None:
         self.cut_ms, self.ended = min(latest_ms, self._walk.window.end_ms), True
+        self.cut_offset = self._passed
 
     def _look_at(self, offset: int, latest_ms: int) -> None:
         """Read a record that the index named, and keep it if it is wanted."""
-        if offset >= self._limit or offset in self.found or not self._is_in_span(offset, latest_ms):
+        if offset >= self._limit or offset in self.found:
+            return
+        if not self._is_in_span(offset, latest_ms):
+            self._passed = offset
             return
         if self._reads >= READS_MAX or self._read_bytes >= READ_BYTES_MAX:
             self._end_at(latest_ms)
             return
         raw = self._reader.record_bytes(offset)
+        above, self._passed = self._passed, offset
         self._reads += 1
         self._read_bytes += MIN_RECORD_SIZE if raw is None else len(raw)
         if raw is None:
@@ -649,7 +659,8 @@ class KeySearch:
         if offset + len(raw) > self._limit or not self._is_wanted(raw):
             return
         if self.found and self._found_bytes + len(raw) > self._max_bytes:
-            self._end_at(latest_ms)
+            self._passed = above
+            self._end_at(min(latest_ms, _stored_ms_of(raw)))
             return
         self.found[offset] = raw
         self._found_bytes += len(raw)
@@ -666,14 +677,21 @@ class KeySearch:
     def _is_wanted(self, raw: bytes) -> bool:
         parts = find_parts(raw, 0, len(raw))
         assert parts is not None  # the record is valid
-        _, _, _, flags, _, _, topic_at, topic_size, properties_at = parts
-        at, window = store_at(flags), self._walk.window
-        stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
+        *_, topic_at, topic_size, properties_at = parts
+        window, stored_ms = self._walk.window, _stored_ms_of(raw)
         return (
             window.begin_ms <= stored_ms <= window.end_ms
             and raw[topic_at : topic_at + topic_size] == self._topic
             and self._key in keys_of(raw[properties_at:])
         )
+
+
+def _stored_ms_of(raw: bytes) -> int:
+    """Return when a valid record was stored."""
+    parts = find_parts(raw, 0, len(raw))
+    assert parts is not None
+    at = store_at(parts[3])
+    return int.from_bytes(raw[at : at + 8], signed=True)
 
 
 def _without_records(chosen: UnitSelection, at: int, low: int, high: int) -> PullResult:

@@ -405,6 +405,11 @@ def test_a_query_takes_a_span_of_time_and_says_when_it_was_cut_short(command, mo
         "the node has cut the search short: older messages may be missing; to find them, search"
         " again with --until 2023-11-14T22:13:20.123Z\n"
     )
+    found = FoundMessages([], 1_700_000_000_123, (), 4711)
+    monkeypatch.setattr(read.Admin, "query_key", lambda *_, **limits: asked.append(limits) or found)
+    once_more = command("query", "--topic", "lines", "--key", "k", "--before", "9999")
+    assert once_more[0] == 1 and once_more[2].endswith("search again with --before 4711\n")
+    assert asked.pop()["before"] == 9999
     assert asked[0]["begin_ms"].isoformat() == "2026-01-31T00:00:00+00:00"
     assert asked[0]["end_ms"].isoformat() == "2026-01-31T12:00:00+01:00"
     code, _, problems = command("query", "--topic", "lines", "--key", "k", "--until", "noon")

@@ -266,23 +266,28 @@ class AdminCalls(Client):
         max_messages: int = 32,
         begin_ms: int | datetime.datetime = 0,
         end_ms: int | datetime.datetime = 2**63 - 1,
+        before: int = 2**63 - 1,
     ) -> Steps[FoundMessages]:
         """Return a topic's messages with a key, stored in [begin_ms, end_ms], newest first.
 
-        If the node has cut the search short, older messages may be missing: see `cut_ms` of the
-        result. What is damaged at one node is read from another; `damaged` names what none could
-        read. Raises CorruptRecordError if nothing else was found.
+        Only those below the offset `before` of the log. If the node has cut the search short, older
+        messages may be missing: see `cut_ms` and `cut_offset` of the result.
+
+        What is damaged at one node is read from another; `damaged` names what none could read.
+        Raises CorruptRecordError if nothing else was found.
         """
         topic, wanted = text("topic", topic), text("key", key_text("key", key))
         most = integer("max_messages", max_messages, 1, api.MAX_KEY_MESSAGES)
         begin = moment_ms("begin_ms", begin_ms, round_up=True)
         end = moment_ms("end_ms", end_ms, round_up=False)
+        below = integer("before", before, 0, 2**63 - 1)
         deadline = self._requester.deadline(self._timeout_s)
         reply, payload = yield from self._ask(
-            lambda rid: api.FindKey(rid, topic, wanted, most, begin, end)
+            lambda rid: api.FindKey(rid, topic, wanted, most, begin, end, below)
         )
         found = expect(api.Found, reply)
         messages, damaged = _messages(found.count, payload), []
+        messages = [one for one in messages if one.offset < below]  # earlier versions do not know
         for offset in found.unreadable:
             if len(messages) >= most and offset < messages[-1].offset:
                 break
@@ -300,7 +305,7 @@ class AdminCalls(Client):
                 f"a message at offset {damaged[0]}, which may have the key, is damaged, and no"
                 " other node that answers has it whole; see `hastore log verify`"
             )
-        return FoundMessages(messages, found.cut_ms, damaged)
+        return FoundMessages(messages, found.cut_ms, damaged, found.cut_offset)
 
     @ClientCall
     def query_message_id(self, message_id: str) -> Steps[Message | None]:

@@ -41,6 +41,7 @@ class Search(Protocol):
 
     found: dict[int, bytes]
     cut_ms: int | None
+    cut_offset: int | None
     unreadable: list[int]
     ended: bool
 

@@ -353,7 +353,8 @@ class QueryService(AnsweringService):
         if lacking is not None:
             yield lacking, None
             return
-        yield Found(request.rid, len(records), search.cut_ms, unreadable), b"".join(records)
+        found = Found(request.rid, len(records), search.cut_ms, unreadable, search.cut_offset)
+        yield found, b"".join(records)
 
     def _search(self, request: FindKey) -> Search:
         store = self._backend.store
@@ -363,7 +364,7 @@ class QueryService(AnsweringService):
             max_messages=request.max_messages,
             begin_ms=request.begin_ms,
             end_ms=request.end_ms,
-            limit_offset=store.readable_offset,
+            limit_offset=min(store.readable_offset, request.before),
             max_bytes=MAX_FOUND_BYTES,
         )
 

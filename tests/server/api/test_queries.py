@@ -264,6 +264,50 @@ def test_a_reply_that_has_no_room_for_more_says_so(
     assert reply.count == 2 and reply.cut_ms is None
 
 
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("queries.MAX_FOUND_BYTES", 2_000),
+        ("message_reader.READS_MAX", 3),
+        ("message_reader.READ_BYTES_MAX", 2_500),
+    ],
+)
+def test_a_search_that_was_cut_short_goes_on_where_it_was_cut(
+    monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client, name: str, bound: int
+) -> None:
+    """All messages were stored in one millisecond, so a time does not say where."""
+    kit.put(store, kit.message(0, topic=TWIN, properties=[("KEYS", "k")]))
+    fill(store, 10, size=700)
+    kit.put(store, *[kit.message(9, topic=TWIN, properties=[("KEYS", "k")]) for _ in range(5)])
+    readable(store)
+    module, constant = name.split(".")
+    monkeypatch.setattr({"queries": queries}.get(module, message_reader), constant, bound)
+    before, found = 2**63 - 1, list[int]()
+    for _ in range(20):
+        reply = client.ask(api.FindKey(1, TOPIC, "k", before=before))
+        found += numbers(client.payload)
+        if reply.cut_offset is None:
+            break
+        assert reply.cut_ms is not None and reply.cut_offset < before
+        before = reply.cut_offset
+    assert found == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0] and reply.cut_ms is None
+
+
+def test_a_full_reply_says_when_the_message_was_stored_that_it_has_no_room_for(
+    monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client, clock: Clock
+) -> None:
+    """So a client of an earlier version goes on there: the index has whole seconds."""
+    for number in range(4):
+        clock.now = START + 10 * number
+        kit.put(store, kit.message(number, topic=TOPIC, size=700, properties=[("KEYS", "k")]))
+    readable(store)
+    monkeypatch.setattr(queries, "MAX_FOUND_BYTES", 2_000)
+    reply = client.ask(api.FindKey(1, TOPIC, "k"))
+    assert reply.cut_ms == START + 10
+    reply = client.ask(api.FindKey(2, TOPIC, "k", end_ms=reply.cut_ms))
+    assert numbers(client.payload) == [1, 0] and reply.cut_ms is None
+
+
 @pytest.mark.parametrize("at", [0, 88])  # of the header; of the body
 def test_a_damaged_message_is_not_said_to_be_missing(
     store: MessageStore, client: Client, at: int
