@@ -233,7 +233,6 @@ def test_messages_that_are_not_confirmed_are_not_in_a_batch():
     node = FakeBackend()
     fill(node.store, 40)
     node.store.confirmed = node.store.units["t", 0][13][0]
-    node.store.queue_range = lambda *key: (0, len(node.store.units.get(key, ())))
     with serving(node) as bootstrap:
         head = ServerHead(bootstrap)
         ends = {key: span.end for key, span in head.available().items()}
@@ -248,7 +247,6 @@ def test_a_batch_read_is_not_planned_beyond_the_readable_offset():
     node = FakeBackend()
     fill(node.store, 40)
     node.store.confirmed = node.store.units["t", 0][13][0]
-    node.store.queue_range = lambda *key: (0, len(node.store.units.get(key, ())))
     node.store.queue_offset_by_time = lambda *_: 15  # not confirmed
     options = {"startingTimestamp": "9", "startingOffsetsByTimestampStrategy": "latest"}
     with serving(node) as bootstrap:
