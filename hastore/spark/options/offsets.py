@@ -325,7 +325,8 @@ class Limits:
             there = available[key]
             start, end = starts[key], ends[key]
             if start is None:
-                if self.no_match is NoMatch.ERROR:
+                # A queue without a message has none that is too old; over a path it may not exist.
+                if there.size and self.no_match is NoMatch.ERROR:
                     raise UsageError(
                         f"No offset matched from request of topic-partition {key} and timestamp "
                         f"{_instant(self.start, key)}; set startingOffsetsByTimestampStrategy to "
@@ -374,8 +375,11 @@ def _resolve(
     offset_by_time: OffsetByTime,
 ) -> dict[TopicPartition, int | None]:
     def find(key: TopicPartition, timestamp_ms: int) -> int | None:
+        there = available[key]
+        if not there.size:
+            return None
         # Messages that arrived since, or are not readable yet, are found too: they are not there.
-        there, found = available[key], offset_by_time(key, timestamp_ms)
+        found = offset_by_time(key, timestamp_ms)
         return None if found is None or found >= there.end else max(found, there.start)
 
     match limit:

@@ -107,6 +107,8 @@ def _by_time(
         )
         if isinstance(reply, api.Failed) and reply.status == "BUSY":
             continue
+        if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
+            return None  # the node lists it, but it never had a message
         found = expect(api.TimeFound, reply)
         if not found.cut_short:
             end = queues[partition.partition][1]

@@ -90,6 +90,20 @@ def test_a_starting_timestamp_after_all_messages():
     assert resolve(GlobalTimestamp(1200), no_match=NoMatch.LATEST)[A1] == (5, 5)
 
 
+@pytest.mark.parametrize("limit", [GlobalTimestamp(1), TimestampsByPartition({A0: 1, A1: 1})])
+@pytest.mark.parametrize("no_match", NoMatch)
+def test_a_queue_without_a_message_is_not_searched_and_matches_any_time(limit, no_match):
+    def find(key, timestamp_ms):
+        assert key == A0
+        return by_time(key, timestamp_ms)
+
+    there = {A0: THERE[A0], A1: OffsetRange(0, 0)}
+    assert Limits(limit, Bound.LATEST, no_match).resolve(there, find) == there
+    assert Limits(Bound.EARLIEST, limit, no_match).resolve(there, find)[A1] == (0, 0)
+    there[A1] = OffsetRange(7, 7)  # retention has removed its messages
+    assert Limits(limit, Bound.LATEST, no_match).resolve(there, find) == there
+
+
 def test_an_ending_timestamp_after_all_messages_is_the_end():
     assert resolve(end=GlobalTimestamp(10**9)) == THERE
 

@@ -18,6 +18,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.record.codec import Host, build_record
+from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.server import ApiServer
 from hastore.server.node import Node
 from hastore.service import raise_failure
@@ -138,6 +139,21 @@ def test_a_search_by_time_that_a_node_has_cut_short_is_no_limit(monkeypatch):
         with pytest.raises(ClientError, match=r"t-0 .* cut short .* by offsets"):
             plan(backend, read)
         assert cut_short[0] == 1_000 - servers.TIME_TRIES
+
+
+def test_queues_that_never_had_a_message_are_read_by_time_like_others():
+    """A node lists them, and refuses to search them: it has no file of such a queue."""
+    node = FakeBackend()
+    node.store.put_encoded([build_change(TopicChange(TopicConfig("t", 4, 4)), 1)])
+    fill(node.store, 40)
+    given = {"subscribe": "t"}
+    with serving(node) as bootstrap, ServerBackend(bootstrap, True) as backend:
+        assert backend.available()[TopicPartition("t", 3)] == (0, 0)
+        given["hastore.bootstrap.servers"] = bootstrap[0]
+        for times in ({"startingTimestamp": "1"}, {"endingTimestamp": str(2**42)}):
+            pieces = plan(backend, parse_options({**given, **times}))
+            assert [(p.partition, p.start, p.end) for p in pieces] == [(0, 0, 20), (1, 0, 20)]
+        assert backend.offset_by_time(TopicPartition("t", 3), 1) is None
 
 
 def test_a_slave_is_read_first_and_the_master_if_it_lags(monkeypatch):
