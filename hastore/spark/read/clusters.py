@@ -80,7 +80,9 @@ class _Groups:
         self._parts: dict[int, tuple[str, Any]] = {}
 
     def close(self) -> None:
-        """Follow ZooKeeper no more."""
+        """Close the parts, and follow ZooKeeper no more."""
+        for _, part in self._parts.values():
+            part.close()
         self._found.stop(1.0)
 
     def parts(self, *, whole: bool = False, wait_s: float | None = None) -> dict[int, Any]:
@@ -124,9 +126,7 @@ class _Groups:
                 "ZooKeeper: start a node of it, or correct the option"
             )
 
-    def of(
-        self, key: TopicPartition, wait_s: float | None = None
-    ) -> tuple[Any, TopicPartition]:
+    def of(self, key: TopicPartition, wait_s: float | None = None) -> tuple[Any, TopicPartition]:
         """Return a partition's group, and its queue there; waits as `parts` does."""
         [(_, part, own)] = self.split({key: None}, wait_s)
         [queue] = own
@@ -315,8 +315,6 @@ class ClusterHead(_OfGroups):
 
     def close(self) -> None:
         """Close the connections."""
-        for _, part in self._groups._parts.values():
-            part.close()
         self._groups.close()
 
     def token(self) -> object:

@@ -2,8 +2,8 @@
 
 A reply holds many records, as they are in the log. They are turned into Arrow without being decoded
 one by one. The next reply is under way while a batch is built. Each read opens and closes its own
-sockets, so that no forked worker inherits one. If a replica stalls, or its reply is damaged, the
-records are read from another one.
+sockets, so that no forked worker inherits one; the searches by time of a planning share theirs. If
+a replica stalls, or its reply is damaged, the records are read from another one.
 
 A stream's connections stay open between its looks at the ends. The master is asked, or, while there
 is none, the replica with the greatest readable offset. During a failover or a restart a call waits
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.cluster_groups import GroupNodes
-from hastore.client.connections.requester import Answer, Requester, Steps, expect
+from hastore.client.connections.requester import Answer, Requester, expect
 from hastore.client.consumer.range_reader import Chunk, RangeReader
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
@@ -55,71 +55,15 @@ WARN_S = 30.0  # a call that waits so long says so in the log
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it has stopped
 RETRY_S = 0.1  # after a refusal, as of a node that cuts its log or stops
 _POLL_S = 0.01
+_NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
 # Refused again later too.
-_FINAL = frozenset({"CorruptRecordError", "UsageError", "InternalError", "FORBIDDEN"})
+_FINAL = frozenset(
+    {"CorruptRecordError", "UsageError", "InternalError", "FORBIDDEN", _NO_SUCH_QUEUE}
+)
+TIME_S = 5.0  # a node ends a search by time after 3 s
 TIME_TRIES = 6  # of a search by time that a node cuts short
 TIME_PAUSE_S = 1.0  # after the first of them; longer after each
 _BY_NAME_MAX = 8  # of more topics, all are asked for at once
-
-
-def offset_by_time(
-    bootstrap: tuple[str, ...],
-    security: str | None,
-    partition: TopicPartition,
-    timestamp_ms: int,
-    timeout_s: float = DEFAULT_PATIENCE.later_s,
-    nodes: GroupNodes | None = None,
-) -> int | None:
-    """Return the first offset stored at or after the instant; None if all are older.
-
-    Raises ClientError if the node cuts its search short each time, and UnreachableError.
-    """
-    addresses = parse_bootstrap(bootstrap if nodes is None else nodes.addresses())
-    of_group = None if nodes is None else nodes.names
-    requester = Requester(addresses, SYSTEM_CLOCK, security, of_group=of_group)
-    try:
-        return requester.run_steps(_by_time(requester, partition, timestamp_ms, timeout_s))
-    finally:
-        requester.close()
-
-
-def _by_time(
-    requester: Requester, partition: TopicPartition, timestamp_ms: int, timeout_s: float
-) -> Steps[int | None]:
-    """Ask until a search has come to its end.
-
-    What a node has when it cuts a search short lies before the message that is looked for. As an
-    end of a read it would leave messages out, without an error.
-    """
-    deadline = requester.deadline(timeout_s)
-    for number in range(TIME_TRIES):
-        if number:
-            yield from requester.pause(min(TIME_PAUSE_S * number, requester.left_s(deadline)))
-        order = yield from requester.survey_in_order(deadline)
-        reply, _ = yield from requester.ask_in_turn(
-            order, lambda rid: api.AskTopics(rid, partition.topic), deadline
-        )
-        queues = expect(api.Topics, reply).topics.get(partition.topic, {})
-        if partition.partition not in queues:
-            return None
-        reply, _ = yield from requester.ask_in_turn(
-            order, lambda rid: api.FindTime(rid, *partition, timestamp_ms), deadline
-        )
-        if isinstance(reply, api.Failed) and reply.status == "BUSY":
-            continue
-        if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
-            return None  # the node lists it, but it never had a message
-        found = expect(api.TimeFound, reply)
-        if not found.cut_short:
-            end = queues[partition.partition][1]
-            return found.queue_offset if found.queue_offset < end else None
-    raise ClientError(
-        f"a node's search for the first message of {partition} stored at {timestamp_ms} or later "
-        f"was cut short {TIME_TRIES} times, because its disk is slow or its clock was set back "
-        "often: try again, or limit the read by offsets"
-    )
-
-
 _SIZE = header_struct("size")
 
 
@@ -144,12 +88,23 @@ class ServerBackend:
         self._security = security
         self._patience = patience
         self._fail_on_data_loss = fail_on_data_loss
+        self._searching: ServerHead | None = None  # for all searches by time of a planning
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: each call closes its own sockets, `read_queue` when its iterator ends."""
+        """Close the sockets of the searches by time.
+
+        Each other call closes its own, `read_queue` when its iterator ends.
+        """
+        self.close()
+
+    def close(self) -> None:
+        """End the searches by time; the next one looks for the nodes, and lists queues, anew."""
+        if self._searching is not None:
+            self._searching.close()
+            self._searching = None
 
     def limit_offset(self) -> int | None:
         """Return None: each node enforces its own readable offset."""
@@ -161,6 +116,7 @@ class ServerBackend:
         They have all messages that were readable at the call. Raises ClientError if the node's
         replay has not come so far; with `failOnDataLoss` false what is there is returned.
         """
+        self.close()  # the searches that follow are in queues that have grown
         head = self._head()
         try:
             missing = head.wait_replayed()
@@ -215,10 +171,9 @@ class ServerBackend:
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
-        return offset_by_time(
-            self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s,
-            self._nodes,
-        )  # fmt: skip
+        if self._searching is None:
+            self._searching = self._head()
+        return self._searching.offset_by_time(partition, timestamp_ms)
 
     def _head(self) -> "ServerHead":
         return ServerHead(self._bootstrap, self._security, self._patience, self._nodes)
@@ -401,6 +356,8 @@ class ServerHead:
         self._surveyed_ms = float("-inf")
         self._token: tuple[str, int] | None = None
         self._ended: dict[TopicPartition, int] = {}  # as of the last `available`
+        self._lister: str | None = None  # who has listed the queues
+        self._listed: dict[str, dict[int, tuple[int, int]]] = {}  # their ranges, by topic
 
     def close(self) -> None:
         """Close the connections."""
@@ -447,6 +404,7 @@ class ServerHead:
             self._choose(SEARCH_S)
             info = expect(api.Map, self._ask(api.AskMap)[0]).map
         self._token = (self._node or "", info.epoch)
+        self._listed = {}
         if topics is None or len(topics) > _BY_NAME_MAX:
             asked = [self._topics(None)]
         else:
@@ -477,11 +435,38 @@ class ServerHead:
         self._topics(topic)
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None if all are older."""
-        return offset_by_time(
-            self._bootstrap, self._security, partition, timestamp_ms, self._patience.later_s,
-            self._nodes,
-        )  # fmt: skip
+        """Return the first offset stored at or after the instant; None if all are older.
+
+        Asks until a search has come to its end: what a node has when it cuts a search short lies
+        before the message that is looked for. As an end of a read it would leave messages out,
+        without an error. Raises ClientError if each search is cut short, and UnreachableError.
+        """
+        for number in range(TIME_TRIES):
+            if number:
+                self._open().transport.sleep(TIME_PAUSE_S * number)
+            end = self._listed_end(partition)
+            if end is None:
+                return None
+            reply, _ = self._ask(lambda rid: api.FindTime(rid, *partition, timestamp_ms), TIME_S)
+            if self._lister != self._node:
+                continue  # another node has answered, whose queue may end elsewhere
+            if isinstance(reply, api.Failed) and reply.status == _NO_SUCH_QUEUE:
+                return None  # the node lists it, but it never had a message
+            found = expect(api.TimeFound, reply)
+            if not found.cut_short:
+                return found.queue_offset if found.queue_offset < end else None
+        raise ClientError(
+            f"a node's search for the first message of {partition} stored at {timestamp_ms} or "
+            f"later was cut short {TIME_TRIES} times, because its disk is slow or its clock was "
+            "set back often, or nodes failed meanwhile: try again, or limit the read by offsets"
+        )
+
+    def _listed_end(self, key: TopicPartition) -> int | None:
+        """Return where a queue ends in the list of the node that answers; None if it has none."""
+        if self._lister != self._node or key.topic not in self._listed:
+            self._topics(key.topic if len(self._listed) < _BY_NAME_MAX else None)
+        bounds = self._listed.setdefault(key.topic, {}).get(key.partition)
+        return None if bounds is None else bounds[1]
 
     def limit_offset(self) -> int | None:
         """Return None: each node enforces its own readable offset."""
@@ -501,7 +486,11 @@ class ServerHead:
         return {key: self._check(key, place) for key, place in places.items()}
 
     def _topics(self, topic: str | None) -> api.Topics:
-        return expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid, topic))[0])
+        found = expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid, topic))[0])
+        if self._lister != self._node:
+            self._lister, self._listed = self._node, {}
+        self._listed.update(found.topics)
+        return found
 
     def _locate(self, key: TopicPartition, end: int, low: int) -> QueuePlace | None:
         if end <= low:
@@ -550,10 +539,11 @@ class ServerHead:
         reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
         return expect(api.Pulled, reply)
 
-    def _ask(self, make: Callable[[int], api.Request]) -> Answer:
+    def _ask(self, make: Callable[[int], api.Request], answer_s: float | None = None) -> Answer:
         """Ask the node that answered last, or look for another, as long as the options say.
 
-        Returns the last refusal if nothing better comes in this time.
+        A node has `answer_s` for its answer, by default ANSWER_S. Returns the last refusal if
+        nothing better comes in all the time.
         """
         wait_s = self._patience.later_s if self._answered else self._patience.first_s
         began_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -563,7 +553,7 @@ class ServerHead:
             waited_s = (SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1_000.0
             left_s = max(0.0, wait_s - waited_s)
             try:
-                answer = self._ask_once(make, left_s)
+                answer = self._ask_once(make, min(answer_s or ANSWER_S, left_s), left_s)
             except UnreachableError as failure:
                 if left_s > 0.0:
                     self._leave()
@@ -600,13 +590,15 @@ class ServerHead:
             self._node = None
             self.close()
 
-    def _ask_once(self, make: Callable[[int], api.Request], left_s: float) -> Answer:
+    def _ask_once(
+        self, make: Callable[[int], api.Request], answer_s: float, left_s: float
+    ) -> Answer:
         self._follow()
         if self._node is None:
             self._choose(min(left_s, SEARCH_S))
         assert self._node is not None
         requester = self._open()
-        return requester.run_steps(requester.ask(self._node, make, min(ANSWER_S, left_s)))
+        return requester.run_steps(requester.ask(self._node, make, answer_s))
 
     def _leave(self) -> None:
         """Look for a node anew before the next question."""

@@ -168,6 +168,25 @@ def test_a_group_that_moves_while_it_is_waited_for_is_found(monkeypatch, task):
         assert head.offset_by_time(TopicPartition("t", partition_of("g0", 0)), 0) == 0
 
 
+def test_all_searches_by_time_in_a_group_share_connections_that_the_end_closes(
+    requesters, monkeypatch
+):
+    found = Found()
+    found.unread = {}
+    monkeypatch.setattr(clusters, "ClusterGroups", lambda *_: found)
+    node = FakeBackend()
+    fill(node.store, 10)
+    with serving(node) as addresses:
+        found.groups = {"g0": SimpleNamespace(addresses=addresses)}
+        for part in (ClusterBackend(CLUSTER, True), contextlib.closing(ClusterHead(CLUSTER))):
+            with part as opened:
+                for queue in (0, 1):
+                    key = TopicPartition("t", partition_of("g0", queue))
+                    assert [opened.offset_by_time(key, ms) for ms in (0, 2**42)] == [0, None]
+                assert [one.surveys for one in requesters] == [1]
+            assert requesters.pop().closing
+
+
 @pytest.mark.parametrize("limit", [{}, {"maxOffsetsPerTrigger": "1"}])
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_group_that_has_left_the_cluster_ends_a_stream_or_is_gone_on_without(

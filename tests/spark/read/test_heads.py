@@ -306,6 +306,29 @@ def test_a_master_that_dies_is_replaced_by_a_slave_and_that_by_the_next_master(m
         head.close()
 
 
+def test_a_stream_searches_by_time_at_the_node_that_it_follows(requesters, monkeypatch):
+    monkeypatch.setattr(servers, "TIME_PAUSE_S", 0.01)
+    master, slave = FakeBackend(1), FakeBackend(2, writable=False)
+    slave.master = 1
+    fill(master.store, 40)
+    fill(slave.store, 20)
+    future_ms = 2**42
+    with serving(slave) as (second,):
+        with serving(master) as (first,), contextlib.closing(ServerHead((first, second))) as head:
+            assert head.available()[T1] == (0, 20)
+            assert [head.offset_by_time(key, 0) for key in (T0, T1)] == [0, 0]
+            assert head.offset_by_time(T1, future_ms) is None
+            assert [one.surveys for one in requesters] == [1]
+        with serving(master) as (first,):
+            head = ServerHead((first, second))
+            assert head.offset_by_time(T1, future_ms) is None
+        monkeypatch.setattr(servers, "ANSWER_S", 0.2)
+        monkeypatch.setattr(servers, "TIME_S", 0.2)
+        assert head.offset_by_time(T1, future_ms) is None  # the slave's queues end elsewhere
+        assert head.offset_by_time(T1, 0) == 0
+        head.close()
+
+
 def test_a_node_that_refuses_for_a_while_is_asked_again(monkeypatch):
     monkeypatch.setattr(servers, "RETRY_S", 0.01)
     node = FakeBackend()

@@ -28,6 +28,7 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.record_fields import RecordFields
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
+from hastore.spark.options.filters import Interval, WantedMessages
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.options.source_options import parse_options
@@ -42,12 +43,12 @@ HOST = Host(b"\x7f\0\0\1", 4242)
 ALL = project(source_schema(include_headers=True, include_metadata=False))
 
 
-def fill(store, count, *, body_bytes=10):
+def fill(store, count, *, body_bytes=10, queues=2):
     for n in range(count):
         record = build_record(
             "t",
             str(n).encode().rjust(body_bytes, b"."),
-            queue_id=n % 2,
+            queue_id=n % queues,
             properties=[("KEYS", f"k{n}"), ("from", "x")],
             born_timestamp_ms=n,
             born_host=HOST,
@@ -154,6 +155,27 @@ def test_queues_that_never_had_a_message_are_read_by_time_like_others():
             pieces = plan(backend, parse_options({**given, **times}))
             assert [(p.partition, p.start, p.end) for p in pieces] == [(0, 0, 20), (1, 0, 20)]
         assert backend.offset_by_time(TopicPartition("t", 3), 1) is None
+
+
+def test_a_plan_by_time_looks_for_the_nodes_once_for_all_queues(requesters):
+    """Each look waits for the nodes that do not answer: with one down, 0.2 s for each queue."""
+    node = FakeBackend()
+    node.store.default_queues = 16
+    fill(node.store, 160, queues=16)
+    times = {"startingTimestamp": "1", "endingTimestamp": str(2**42)}
+    since = WantedMessages(times_ms=Interval(2**40, 2**42))
+    with serving(node) as bootstrap, ServerBackend(bootstrap, True) as backend:
+        given = {"hastore.bootstrap.servers": bootstrap[0], "subscribe": "t"}
+        assert len(plan(backend, parse_options(given))) == 16
+        others = len(requesters)
+        assert len(plan(backend, parse_options({**given, **times}), since)) == 16
+        searches = requesters[2 * others :]
+        assert [one.surveys for one in searches] == [1]
+        assert not searches[0].closing
+        fill(node.store, 16, queues=16)
+        pieces = plan(backend, parse_options({**given, **times}), since)
+        assert {(p.start, p.end) for p in pieces} == {(0, 11)}
+    assert all(one.closing for one in requesters)
 
 
 def test_a_slave_is_read_first_and_the_master_if_it_lags(monkeypatch):
