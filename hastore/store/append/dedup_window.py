@@ -52,9 +52,10 @@ WINDOW = 1024  # sequence numbers of each producer
 _MAX_PRODUCERS = 4096
 _MAX_IDLE = 61_440
 _MAX_IDLE_NUMBERS = 1 << 22
-# No put waits long while many producers become idle, or for a snapshot, which stops the puts: the
-# parts of nearly all idle producers are ready.
+# No put waits long while many producers become idle, or for a snapshot: the parts of nearly all
+# idle producers are ready, and puts go on between a few producers and the next ones.
 _IDLE_STEP = 16  # producers that become idle in one call
+_DUMP_STEP = 64  # producers that a snapshot copies in one step
 _PACKED_NUMBERS = 16
 _NAME_BYTES = 128  # of an idle producer, in general less
 _HEAD_BYTES = 32  # of a producer in a snapshot, without its name and numbers
@@ -95,6 +96,15 @@ class ProducerWindow:
             _big_endian(self.sequences).tobytes(),
             _big_endian(self.offsets).tobytes(),
         )
+
+    def copy(self) -> "ProducerWindow":
+        """Return a copy that later records do not change; without what may leave the window."""
+        self.trim()
+        copied = ProducerWindow()
+        copied.floor, copied.doubtful, copied.packed = self.floor, self.doubtful, self.packed
+        if not self.packed:
+            copied.sequences, copied.offsets = self.sequences[:], self.offsets[:]
+        return copied
 
     def pack(self, producer: bytes) -> None:
         """Keep the producer's part of the snapshot, if it is small, until a number is added."""
@@ -185,6 +195,10 @@ class DedupWindow:
         self._producers: OrderedDict[bytes, ProducerWindow] = OrderedDict()
         self._idle: OrderedDict[bytes, ProducerWindow] = OrderedDict()
         self._idle_numbers = 0
+        # While a snapshot is made: those that are not in it yet, and copies of the ones among them
+        # that have changed since it began.
+        self._waiting: set[ProducerWindow] = set()
+        self._copies: dict[ProducerWindow, ProducerWindow] = {}
         self.end_offset = 0  # all records below it were added
         self._snapshot_end = 0
         self._snapshot_step = _SNAPSHOT_STEP_BYTES
@@ -268,11 +282,13 @@ class DedupWindow:
         known = self._producers.get(producer)
         if known is not None:
             self._producers.move_to_end(producer)
+            self._before_change(known)
             return known
         known = self._idle.pop(producer, None)
         if known is None:
             known = ProducerWindow()
         else:
+            self._before_change(known)
             self._idle_numbers -= len(known.sequences)
             known.packed = b""
         self._keep(producer, known)
@@ -290,6 +306,7 @@ class DedupWindow:
             if at > self._confirmed() and len(self._producers) <= 2 * _MAX_PRODUCERS:
                 break
             del self._producers[first[0]]
+            self._before_change(first[1])
             first[1].compact()
             first[1].pack(first[0])
             self._idle[first[0]] = first[1]
@@ -297,6 +314,12 @@ class DedupWindow:
         while len(self._idle) > _MAX_IDLE or self._idle_numbers > _MAX_IDLE_NUMBERS:
             _, dropped = self._idle.popitem(last=False)
             self._idle_numbers -= len(dropped.sequences)
+
+    def _before_change(self, known: ProducerWindow) -> None:
+        """Copy a producer for the snapshot that is being made, which shall not have the change."""
+        if known in self._waiting:
+            self._waiting.discard(known)
+            self._copies[known] = known.copy()
 
     # -- replay -----------------------------------------------------------------------------------
 
@@ -415,8 +438,7 @@ class DedupWindow:
     def save(self) -> None:
         """Write the snapshot, durably and atomically. Raises OSError."""
         with self._saving:  # housekeeping, retention and cuts share one temporary file
-            with self._guard:
-                raw, end = self._dump(), self.end_offset
+            raw, end = self._dump()
             self._fs.replace_bytes(self._path, raw)
             self._snapshot_end = end
             self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
@@ -437,21 +459,37 @@ class DedupWindow:
             names = sum(map(len, self._producers)) + _NAME_BYTES * len(self._idle)
             return 4096 + names + _HEAD_BYTES * len(self) + 16 * numbers
 
-    def _dump(self) -> bytes:
-        parts = [_HEAD.pack(self.end_offset, len(self))]
-        for producer, known in self._idle.items():
-            if known.packed:
-                parts.append(known.packed)
-            else:
-                parts += known.parts(producer)
-        for producer, known in self._producers.items():
-            known.trim()
-            parts += known.parts(producer)
-        everyone = itertools.chain(self._idle.values(), self._producers.values())
-        for number, known in enumerate(everyone):
-            if known.doubtful:
-                parts.append(_NUMBER.pack(number))
-        return _FRAME.pack(*parts)
+    def _dump(self) -> tuple[bytes, int]:
+        """Return a snapshot and its end: the window as it is at the call, though puts go on.
+
+        The caller holds `_saving`, so only new records change the window meanwhile.
+        """
+        with self._guard:
+            end = self.end_offset
+            names = [*self._idle, *self._producers]
+            everyone = [*self._idle.values(), *self._producers.values()]
+            self._waiting = set(everyone)
+        parts = [_HEAD.pack(end, len(everyone))]
+        doubtful: list[int] = []
+        try:
+            for at in range(0, len(everyone), _DUMP_STEP):
+                step = self._take(everyone[at : at + _DUMP_STEP])
+                for number, known in enumerate(step, at):
+                    # Bytes, also of one part: the interpreter lets go of its lock to join them.
+                    parts.append(known.packed or b"".join(known.parts(names[number])))
+                    if known.doubtful:
+                        doubtful.append(number)
+        finally:
+            with self._guard:
+                self._waiting, self._copies = set(), {}
+        return _FRAME.pack(*parts, *map(_NUMBER.pack, doubtful)), end
+
+    def _take(self, step: list[ProducerWindow]) -> list[ProducerWindow]:
+        """Return producers as they were when the snapshot began."""
+        with self._guard:
+            for known in step:
+                self._before_change(known)
+            return [self._copies.pop(known) for known in step]
 
     def _restore(self, raw: bytes) -> bool:
         found = _FRAME.read(raw, _read_snapshot)

@@ -28,8 +28,10 @@ class CrcFrame:
 
     def pack(self, *parts: bytes) -> bytes:
         """Return the framed content; it may be given in parts, which are joined only once."""
-        body = b"".join((self._head, *parts))
-        return body + _CRC.pack(zlib.crc32(body))
+        crc = zlib.crc32(self._head)
+        for part in parts:
+            crc = zlib.crc32(part, crc)
+        return b"".join((self._head, *parts, _CRC.pack(crc)))
 
     def unpack(self, framed: bytes) -> memoryview | None:
         """Return a frame's content; None if the frame is damaged, torn or of another kind."""

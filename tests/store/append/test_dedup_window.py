@@ -335,6 +335,53 @@ def test_snapshots_of_idle_producers_are_as_of_others(
                     assert restored.find(each, number) == found.find(each, number)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_puts_go_on_while_a_snapshot_is_made_which_does_not_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """With 4,096 producers the swap and the checksum of a snapshot take longer than many puts."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    monkeypatch.setattr(dedup_window, "_MAX_PRODUCERS", 6)
+    monkeypatch.setattr(dedup_window, "_MAX_IDLE", 6)
+    monkeypatch.setattr(dedup_window, "_DUMP_STEP", 2, raising=False)
+    found = window(tmp_path)
+    names = [b"p%d" % number for number in range(20)]
+    path = tmp_path / "hastore" / "idempotence"
+
+    def write() -> None:
+        name, end = chance.choice(names), found.end_offset
+        first = found.top(name) + 1 + (chance.random() < 0.2)  # a gap at times
+        count = chance.choice((1, 2, 30, 1_500))
+        found.add_runs(
+            [(name, range(first, first + count), range(end, end + 10 * count, 10))],
+            end + 10 * count,
+        )
+
+    real, puts, put_during = dedup_window.ProducerWindow.parts, 0, False
+
+    def meet(known: dedup_window.ProducerWindow, producer: bytes) -> tuple[bytes, ...]:
+        nonlocal puts
+        if put_during and not found._guard.locked():  # else it is a producer that becomes idle
+            for _ in range(chance.randrange(8)):
+                puts += 1
+                write()
+        return real(known, producer)
+
+    monkeypatch.setattr(dedup_window.ProducerWindow, "parts", meet)
+    for _ in range(40):
+        for _ in range(chance.randrange(20)):
+            write()
+        if chance.random() < 0.3:
+            found.truncate(max(0, found.end_offset - chance.randrange(30_000)))
+        found.save()
+        quiet, put_during = path.read_bytes(), True
+        found.save()
+        assert path.read_bytes() == quiet
+        put_during = False
+    assert puts > 100
+
+
 def test_a_producer_does_not_become_idle_before_its_records_are_confirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
