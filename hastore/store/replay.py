@@ -159,6 +159,7 @@ class IndexBuildService(Service):
         self._readable = readable
         self._busy = False
         self._pauses = 0
+        self._held = False  # replay waits for the end of a pause
         self._waiters = 0
         self._dispatched = 0
         self.records = 0  # that were dispatched since the start
@@ -193,7 +194,7 @@ class IndexBuildService(Service):
         # the sync of an earlier process, which lowered the offsets for a cut, may have failed.
         self._state.save(self._dispatched, min(self._state.synced, self._dispatched))
         for dispatcher in self._dispatchers:
-            dispatcher.delete_before(self._log.min_offset)
+            _delete_before(dispatcher, self._log.min_offset)
         return self._dispatched
 
     # -- the thread --------------------------------------------------------------------------------
@@ -202,7 +203,11 @@ class IndexBuildService(Service):
         """Replay until stopped."""
         while not self.stopping.is_set():
             with self._changed:
+                self._held = self._pauses > 0
                 self._changed.wait_for(lambda: not self._pauses or self.stopping.is_set())
+                if self._held:
+                    self._held = False
+                    self._changed.notify_all()
                 if self.stopping.is_set():
                     return
                 self._busy = True
@@ -449,7 +454,7 @@ class IndexBuildService(Service):
             self._state.save(offset, min(self._state.synced, offset))
             for dispatcher in self._dispatchers:
                 dispatcher.truncate(log_end)
-                dispatcher.delete_before(self._log.min_offset)  # a cut queue begins anew
+                _delete_before(dispatcher, self._log.min_offset)  # a cut queue begins anew
             self._continue_at(offset)
 
     def reset(self, offset: int) -> None:
@@ -470,9 +475,18 @@ class IndexBuildService(Service):
 
     def delete_before(self, min_offset: int) -> None:
         """Remove derived files that cover only records below `min_offset` (retention)."""
-        with self.paused(), self._flush_lock:
-            for dispatcher in self._dispatchers:
-                dispatcher.delete_before(min_offset)
+        for dispatcher in self._dispatchers:
+            steps: Iterator[None] | None = None
+            left = True
+            while left:
+                with self.paused(), self._flush_lock:
+                    if steps is None:
+                        steps = iter(dispatcher.delete_before(min_offset) or ())
+                    left = next(steps, False) is None
+                with self._changed:  # replay, which waits for the end of the pause, goes first
+                    self._changed.wait_for(
+                        lambda: not self._held or self._pauses or self.stopping.is_set()
+                    )
 
     def flush(self) -> None:
         """Make durable what was dispatched so far, then save its end as `synced`.
@@ -508,3 +522,9 @@ class IndexBuildService(Service):
         for dispatcher in self._dispatchers:
             dispatcher.close()
         self._state.close()
+
+
+def _delete_before(dispatcher: Dispatcher, min_offset: int) -> None:
+    """Let a dispatcher remove its files in one go."""
+    for _ in dispatcher.delete_before(min_offset) or ():
+        continue

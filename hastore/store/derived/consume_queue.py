@@ -141,7 +141,7 @@ class BatchConsumeQueue:
 
     def _settle(self, min_offset: int) -> None:
         last = self._unit(self.files.end - 1)
-        first = self._unit(self.files.first_at(min_offset))
+        first = self._unit(self.files.begin_at(min_offset))
         self._last_offset = -1 if last is None else last[0]
         self.max_queue_offset = 0 if last is None else last[4] + last[5]
         self.min_queue_offset = self.max_queue_offset if first is None else first[4]
@@ -171,6 +171,7 @@ _NAME_BYTES_MAX = 255
 ARRAYS_FROM_UNITS = 64  # numpy is faster from this many units on
 TAGGED_UNITS_MAX = 8_192  # that one pull of records with certain tags looks at; about 0.2 ms
 _BLANKS_AT_ONCE = 4_096
+_DELETE_STEP = 256  # queues in one step of `delete_before`
 _HALF = 0xFFFFFFFF
 _NumberedUnit = tuple[int, tuple[int, int, int]]  # queue offset; offset, size, tags code
 
@@ -241,7 +242,7 @@ class ConsumeQueue:
 
     def last_place(self) -> int | None:
         """Return the physical offset of the last unit's record; None if it is a blank."""
-        offset, size = self.files.place(self.files.end - 1)
+        offset, size = self.files.last_place()
         return None if size in (0, BLANK_UNIT_SIZE) else offset
 
     def commit(self) -> None:
@@ -291,7 +292,7 @@ class ConsumeQueue:
         """Set `next` and `min_queue_offset` from the files; ignore records below `min_offset`."""
         self.pending.clear()
         self.next = self.files.end
-        self.min_queue_offset = self.files.first_at(min_offset)
+        self.min_queue_offset = self.files.begin_at(min_offset)
 
 
 def few_units(raw: bytes) -> tuple[list[int], list[int]] | None:
@@ -730,7 +731,7 @@ class ConsumeQueueTable:
         begin = self._shown_from(topic)
         queue, batches = self.get(topic, queue_id), self.get_batch(topic, queue_id)
         if queue is not None:
-            queue.min_queue_offset = queue.files.first_at(begin)
+            queue.min_queue_offset = queue.files.begin_at(begin)
         if batches is not None:
             batches.show_from(begin)
         deleted = self._begins.get(topic)
@@ -908,6 +909,7 @@ class ConsumeQueueTable:
         """
         if record.offset <= queue.last_offset:
             return False  # the record has its unit already
+        self._settle_begin(record.topic, record.queue_id)  # retention may not have come to it yet
         name = f"queue {record.queue_id} of topic {record.topic!r:.80}"
         if queue.min_queue_offset < queue.next:
             if name not in self._refused and len(self._refused) < 1000:
@@ -1005,17 +1007,23 @@ class ConsumeQueueTable:
         self.dispatched_timestamp_ms = self.flushed_timestamp_ms = 0
         self.grown.cuts += 1
 
-    def delete_before(self, min_offset: int) -> None:
-        """Remove whole files of records below `min_offset`; raise the min queue offsets."""
+    def delete_before(self, min_offset: int) -> Iterator[None]:
+        """Remove whole files of records below `min_offset`; raise the min queue offsets.
+
+        Yields after some queues each: with many, all of them take long.
+        """
         self._min_offset = min_offset
         # Others read meanwhile, so each queue goes to its new begin in one step: what a deletion
         # has hidden never shows.
-        for key, queue in list(self._queues.items()):
-            queue.files.delete_before(min_offset)
-            self._settle_begin(*key)
-        for key, batches in list(self._batch_queues.items()):
-            batches.files.delete_before(min_offset)
-            self._settle_begin(*key)
+        known: list[tuple[tuple[str, int], ConsumeQueue | BatchConsumeQueue]]
+        known = [*self._queues.items(), *self._batch_queues.items()]
+        for number, (key, queue) in enumerate(known, 1):
+            both = self._queues.get(key), self._batch_queues.get(key)
+            if any(one is queue for one in both):  # else it was forgotten meanwhile
+                queue.files.delete_before(min_offset)
+                self._settle_begin(*key)
+            if not number % _DELETE_STEP:
+                yield
 
     def _settle_begins(self) -> None:
         for topic in list(self._begins):

@@ -334,8 +334,12 @@ class Dispatcher(Protocol):
         """Forget everything and close all files; the caller has moved the files away."""
         ...
 
-    def delete_before(self, min_offset: int) -> None:
-        """Remove whole files that cover only records below `min_offset` (retention)."""
+    def delete_before(self, min_offset: int) -> Iterator[None] | None:
+        """Remove whole files that cover only records below `min_offset` (retention).
+
+        What takes long is done in steps: the caller takes all of them from the iterator. Between
+        two steps there may be other calls.
+        """
         ...
 
     def close(self) -> None:

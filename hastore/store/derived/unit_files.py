@@ -67,8 +67,11 @@ class FileCache:
             self._dirty.add(path)
             self._file(path).zero(position, size)
 
-    def create(self, path: str, size: int) -> None:
-        """Make a sparse file of zeros, and its directories; durable after `flush`."""
+    def create(self, path: str, size: int) -> bool:
+        """Make a sparse file of zeros, and its directories; durable after `flush`.
+
+        Returns False if there was one, which keeps its bytes.
+        """
         directory = path.rpartition("/")[0]
         with self._lock:
             missing = directory
@@ -79,7 +82,9 @@ class FileCache:
             with contextlib.closing(self.fs.open(path, create=True)) as file:
                 self._dirty_dirs.add(directory)
                 self._dirty.add(path)
+                is_new = not file.size
                 file.truncate(size)
+        return is_new
 
     def remove(self, path: str) -> None:
         """Remove a file; durable after `flush`."""
@@ -219,6 +224,11 @@ def first_late(
 class UnitFiles:
     """The files of one queue. One thread writes; any thread reads below `end`."""
 
+    __slots__ = (
+        *("directory", "end", "starts", "unit_bytes", "units_per_file"),
+        *("_begin", "_cache", "_changes", "_clean", "_last_path", "_last_start", "_tail"),
+    )
+
     def __init__(
         self, cache: FileCache, directory: str, unit_bytes: int, units_per_file: int
     ) -> None:
@@ -230,6 +240,13 @@ class UnitFiles:
         self.starts: list[int] = []
         self.end = 0  # the number of the next unit
         self._last_start, self._last_path = -1, ""  # the file of the last append
+        # Offset and size of the last unit, so that most queues need no read; None if it is not
+        # known, if no file has it, or if it is a blank without an offset.
+        self._tail: tuple[int, int] | None = None
+        self._clean = False  # nothing but zeros lies behind the last unit
+        self._changes = 0  # how often units went
+        # `_changes`, and for which least offset `begin_at` returned which unit, at which offset
+        self._begin = -1, 0, 0, 0
 
     def load(self, limit: int, *, whole: bool = False) -> None:
         """Find the files and cut them to `limit`; `cut` explains `whole`.
@@ -237,6 +254,7 @@ class UnitFiles:
         If a file has an unexpected size, all files are replaced by blanks up to the queue's end.
         An empty file, which a kill during the file's creation leaves, is removed.
         """
+        self._tail, self._clean = None, False
         names: list[str] = []
         sizes: list[int] = []
         for name in self._cache.fs.list_dir(self.directory):
@@ -286,29 +304,38 @@ class UnitFiles:
         offset, size = PLACE.unpack_from(raw) if len(raw) == self.unit_bytes else (0, 0)
         return offset, size
 
+    def last_place(self) -> tuple[int, int]:
+        """Return (physical offset, size) of the last unit; size 0 when there is none."""
+        return self._tail or self.place(self.end - 1)
+
     def last_offset(self) -> int:
         """Return the physical offset of the last unit's record; -1 if it has none. Raises OSError.
 
         A blank of zeros stands for a record that the log no longer has.
         """
-        offset, size = self.place(self.end - 1)
+        offset, size = self.last_place()
         return offset if size and (offset or size != BLANK_UNIT_SIZE) else -1
 
     def append(self, data: bytes | memoryview) -> None:
         """Write whole units at `end`, one pwrite for each file, and move `end`; raises OSError."""
         size = self.unit_bytes
         at = 0
+        is_clean, self._clean = self._clean or not self.starts, False
+        self._tail = None  # before `end` moves: `_first` says why
         while at < len(data):
             within = self.end % self.units_per_file
             room = (self.units_per_file - within) * size
             part = data if at == 0 and len(data) <= room else data[at : at + room]
             start = self.end - within
-            self._make(start)
+            is_clean = self._make(start) and is_clean
             if start != self._last_start:
                 self._last_start, self._last_path = start, self.path(start)
             self._cache.write(self._last_path, part, within * size)
             self.end += len(part) // size
             at += len(part)
+        self._clean = is_clean
+        if data:
+            self._note_tail(*PLACE.unpack_from(data, len(data) - size))
 
     def skip_to(self, unit: int) -> None:
         """Move `end` up to `unit` by writing blanks; raises OSError.
@@ -317,7 +344,7 @@ class UnitFiles:
         record's offset + 1, so that offsets never decrease.
         """
         per_file = self.units_per_file
-        offset, size = self.place(self.end - 1)
+        offset, size = self.last_place()
         if size not in (0, BLANK_UNIT_SIZE):
             offset += 1
         blank = PLACE.pack(offset, BLANK_UNIT_SIZE) + bytes(self.unit_bytes - PLACE.size)
@@ -325,13 +352,16 @@ class UnitFiles:
         if self.starts and self.starts[-1] < target and self.end % per_file:
             self.append(blank * (per_file - self.end % per_file))
         if self.end < target:
+            self._tail = None
             self.end = target
         if self.end < unit:
             self.append(blank * (unit - self.end))
 
     def clear(self) -> None:
         """Remove all files, and begin at unit 0 again; raises OSError."""
+        self._tail = None
         starts, self.starts, self.end = self.starts, [], 0
+        self._changes += 1
         for start in starts:
             self._cache.remove(self.path(start))
 
@@ -346,6 +376,17 @@ class UnitFiles:
         `whole` is false if a power loss may have left holes; then every unit of the last file is
         read.
         """
+        if whole and self._clean and self._tail is not None and _stays(*self._tail, limit):
+            return
+        self._tail, self._clean = None, False
+        try:
+            self._cut(limit, whole=whole)
+        finally:
+            self._changes += 1  # now: another thread may have asked `begin_at` meanwhile
+        self._clean = True
+        self._note_tail(*self.place(self.end - 1))
+
+    def _cut(self, limit: int, *, whole: bool) -> None:
         starts = self.starts
         if not starts:
             self.end = 0
@@ -372,32 +413,73 @@ class UnitFiles:
     def delete_before(self, min_offset: int) -> None:
         """Remove whole files whose last record lies below `min_offset`; the last file stays."""
         starts = self.starts
-        gone = 0
-        while gone < len(starts) - 1:
-            if not self._precedes(starts[gone] + self.units_per_file - 1, min_offset):
-                break
-            gone += 1
+        if len(starts) < 2:
+            return
+        begin = self.begin_at(min_offset)
+        gone = sum(1 for start in starts[:-1] if start + self.units_per_file <= begin)
+        if not gone:
+            return
         self.starts = starts[gone:]
+        self._changes += 1
         for start in starts[:gone]:
             self._cache.remove(self.path(start))
 
     def first_at(self, min_offset: int) -> int:
         """Return the first unit with a record at or beyond `min_offset`; `end` if there is none."""
+        return self._first(min_offset)[0]
+
+    def begin_at(self, min_offset: int) -> int:
+        """Return what `first_at` returns; nothing is read if the begin of before still holds."""
+        changes = self._changes
+        known, since, unit, offset = self._begin
+        if known == changes and since <= min_offset <= offset:
+            return unit
+        unit, found = self._first(min_offset)
+        if found is not None:
+            self._begin = changes, min_offset, unit, found
+        return unit
+
+    def _first(self, min_offset: int) -> tuple[int, int | None]:
+        """Return the first unit with a record at or beyond `min_offset`, and that record's offset.
+
+        Returns `end` and None if there is none.
+        """
+        # In this order: the last unit's offset is then that of unit `end` - 1, or of a later one.
+        end, tail = self.end, self._tail
+        if tail is not None and tail[0] < min_offset:
+            return end, None
+        found: int | None = None
+
+        def is_there(unit: int) -> bool:
+            nonlocal found
+            offset, size = self.place(unit)
+            if _precedes(offset, size, min_offset):
+                return False
+            found = offset  # of the unit that the search ends with, as it goes down from here on
+            return True
+
         for start in self.starts:
-            end = min(start + self.units_per_file, self.end)
-            if start >= end or not self._precedes(end - 1, min_offset):
-                return first_where(start, end, lambda unit: not self._precedes(unit, min_offset))
-        return self.end
+            stop = min(start + self.units_per_file, end)
+            if (
+                (stop == end and tail is not None)  # that unit does not precede, as was seen above
+                or start >= stop
+                or not _precedes(*self.place(stop - 1), min_offset)
+            ):
+                unit = first_where(start, stop, is_there)
+                return unit, found
+        return end, None
 
-    def _precedes(self, unit: int, min_offset: int) -> bool:
-        offset, size = self.place(unit)
-        return size == 0 or offset < min_offset or (size == BLANK_UNIT_SIZE and offset == 0)
+    def _note_tail(self, offset: int, size: int) -> None:
+        has_offset = size not in (0, BLANK_UNIT_SIZE) or (size == BLANK_UNIT_SIZE and offset)
+        self._tail = (offset, size) if has_offset else None
 
-    def _make(self, start: int) -> None:
+    def _make(self, start: int) -> bool:
+        """Make a file if it is missing; False if its bytes are not known."""
         if self.starts and self.starts[-1] >= start:
-            return
-        self._cache.create(self.path(start), self.unit_bytes * self.units_per_file)
+            return True
+        is_new = self._cache.create(self.path(start), self.unit_bytes * self.units_per_file)
         self.starts = [*self.starts, start]
+        return is_new
 
     def _is_full(self, start: int, following: int, limit: int, *, whole: bool) -> bool:
         """Whether a file's last unit is whole, and its record ends at or below `limit`.
@@ -472,6 +554,11 @@ class UnitFiles:
         self.starts, self.end = [], 0
         if end:
             self.skip_to(end)
+
+
+def _precedes(offset: int, size: int, min_offset: int) -> bool:
+    """Whether a unit has no record at or beyond `min_offset`."""
+    return size == 0 or offset < min_offset or (size == BLANK_UNIT_SIZE and offset == 0)
 
 
 def _stays(offset: int, size: int, limit: int) -> bool:

@@ -16,7 +16,9 @@ from hastore.fs.protocols import File
 from hastore.record.properties import keys_of
 from hastore.store import replay as replay_pace
 from hastore.store import replay as replay_service
+from hastore.store.derived import consume_queue
 from hastore.store.derived.contract import Dispatched
+from hastore.store.derived.unit_files import UnitFiles
 from hastore.store.replay import ReplayPace
 from tests.store import kit
 from tests.store.derived_files import BOOT, UNITS, Derived, query, rebuilt
@@ -296,6 +298,36 @@ def test_queue_end_outlives_its_records(tmp_path: Path) -> None:
     derived = Derived.over(tmp_path / "a", log)
     assert derived.queues.queue_range("Topic", 0) == (500, 500)
     assert len(records) == 1000
+
+
+def test_replay_goes_on_while_retention_looks_at_many_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 40,000 queues it stood still for 0.65 s, and consumers waited for new records."""
+    monkeypatch.setattr(consume_queue, "_DELETE_STEP", 1, raising=False)
+    log = MemoryLog()
+    fill(log, 40, queues=(0, 1, 2))
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    build, offset = derived.build, log.max_offset
+    real, dispatched = UnitFiles.delete_before, []
+
+    def look(files: UnitFiles, min_offset: int) -> None:
+        real(files, min_offset)
+        dispatched.append(build.dispatched_offset)
+        if len(dispatched) == 1:
+            log.append(topic="Topic", queue_id=3)
+            build.notify()
+            until(lambda: build._held)  # by the end of this step
+
+    monkeypatch.setattr(UnitFiles, "delete_before", look)
+    build.start()
+    until(lambda: build.idle)
+    build.delete_before(1)
+    assert dispatched == [offset, log.max_offset, log.max_offset]
+    assert derived.queues.queue_range("Topic", 0) == (1, 14)
+    build.stop()
+    build.close()
 
 
 def test_a_full_disk_stops_replay_until_there_is_room(tmp_path: Path) -> None:

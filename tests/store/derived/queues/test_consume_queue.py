@@ -1,12 +1,16 @@
 """Consume queues: units, tags codes, blanks, and records without a unit."""
 
+import contextlib
+import errno
+import os
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hastore.fs.filesystem import REAL, RealFileSystem
+from hastore.fs.filesystem import REAL, Bytes, File, RealFile, RealFileSystem
 from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.hashes import java_hash_code
 from hastore.record.layout import FLAG_INNER_BATCH
@@ -261,6 +265,155 @@ def test_hidden_records_do_not_show_while_others_are_removed(
     assert len(seen) >= len(names)
     assert {(count, tuple(shown)) for count, shown in seen} == {(2, ("A", "Z"))}
     assert {name: one[0][0] for name, one in queues.topics().items()} == {"A": 2, "Z": 1}
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the paths of the queues' files that are read or zeroed from now on."""
+    touched: list[str] = []
+    for name in ("read", "zero"):
+        real = getattr(FileCache, name)
+
+        def note(cache: FileCache, path: str, *rest: int, real: Any = real) -> object:
+            touched.append(path)
+            return real(cache, path, *rest)
+
+        monkeypatch.setattr(FileCache, name, note)
+    return touched
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_queues_that_need_nothing_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restart: bool
+) -> None:
+    """With 40,000 queues each of these held replay, and a cut the log too, for seconds."""
+    log = MemoryLog()
+    for number in range(3):  # `Old` has only records from before `middle`, `New` only later ones
+        log.append(topic="Old", queue_offset=number)
+    middle = log.max_offset
+    for number in range(3):
+        log.append(topic="New", queue_offset=number)
+    end = log.max_offset
+    log.append(topic="Cut")
+    derived = replayed(tmp_path, log)
+    if restart:
+        derived.build.close()
+        derived = Derived.over(tmp_path, log)
+    else:
+        derived.build.delete_before(0)  # each queue's begin is read once
+    touched = counted_reads(monkeypatch)
+    log.min_offset = middle
+    derived.build.delete_before(middle)
+    derived.build.delete_before(middle)
+    assert touched == []
+    log.cut(end)
+    derived.build.truncate(end)
+    assert {path.split("/")[-3] for path in touched} == {"Cut"}
+    assert derived.queues.topics() == {"Old": {0: (3, 3)}, "New": {0: (0, 3)}}
+    assert derived.queues.last_offset() == end - (end - middle) // 3
+    monkeypatch.undo()
+    assert Derived.over(tmp_path, log).queues.topics() == derived.queues.topics()
+
+
+def test_a_cut_zeroes_what_a_file_had_before_it_was_taken_again(tmp_path: Path) -> None:
+    """It could not be removed when the queue began again; a start would count its old units."""
+    first, again = (UnitFiles(FileCache(REAL), str(tmp_path / "q"), UNIT.size, 8) for _ in "12")
+    first.append(b"".join(UNIT.pack(100 * number, 100, 7) for number in range(4)))
+    again.append(UNIT.pack(0, 100, 7))
+    again.cut(100)
+    third = UnitFiles(FileCache(REAL), str(tmp_path / "q"), UNIT.size, 8)
+    third.load(400, whole=True)
+    assert third.end == again.end == 1
+
+
+class TornFileSystem(RealFileSystem):
+    """Writes past `room` bytes fail half-way."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        system = self
+
+        class TornFile(RealFile):
+            def pwrite(self, data: Bytes, position: int) -> None:
+                super().pwrite(data if system.room is None else data[: system.room], position)
+                if system.room is not None and system.room < len(data):
+                    raise OSError(errno.ENOSPC, "full")
+
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        return TornFile(path, os.open(path, flags | os.O_CLOEXEC, 0o644))
+
+
+class ForgetfulFiles(UnitFiles):
+    """Files of which nothing is kept in memory, so that each question reads them."""
+
+    def _note_tail(self, offset: int, size: int) -> None:
+        del offset, size
+
+    def begin_at(self, min_offset: int) -> int:
+        return self.first_at(min_offset)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_kept_of_a_queue_in_memory_is_what_its_files_hold(
+    tmp_path: Path, seed: int
+) -> None:
+    """After appends, also torn ones, blanks, cuts, removals and starts, in any order."""
+    chance = random.Random(seed)
+    fs = TornFileSystem()
+
+    def made(kind: type[UnitFiles], name: str) -> UnitFiles:
+        return kind(FileCache(fs), str(tmp_path / name), UNIT.size, 8)
+
+    two = [made(UnitFiles, "kept"), made(ForgetfulFiles, "read")]
+    log_end = low = 0
+    ahead: list[int] = []  # records that have no unit yet: the next append begins with them
+    for _ in range(500):
+        kinds = ("append", "append", "torn", "skip", "cut", "cut", "remove", "load", "clear")
+        change, first = chance.choice(kinds), two[0].end
+        if change in ("append", "torn"):
+            for _ in range(chance.choice((1, 2, 3, 11))):
+                log_end += chance.choice((0, 100, 1_000)) + 100
+                ahead.append(log_end - 100)
+            some = ahead[:1] if chance.random() < 0.3 else ahead  # a retry may bring fewer
+            raw = b"".join(UNIT.pack(offset, 100, 7) for offset in some)
+            fs.room = chance.randrange(2 * UNIT.size) if change == "torn" else None
+            for files in two:
+                with contextlib.suppress(OSError):
+                    files.append(raw)
+            fs.room = None
+        elif change == "skip" and not ahead:
+            unit = two[0].end + chance.choice((1, 5, 20))
+            for files in two:
+                files.skip_to(unit)
+        elif change == "cut":
+            log_end = max(low, log_end - chance.choice((0, 0, 100, 700, 5_000)))
+            for files in two:
+                files.cut(log_end)
+        elif change == "remove":
+            low = max(low, log_end - chance.choice((0, 1_000, 3_000)))
+            for files in two:
+                files.delete_before(low)
+        elif change == "load":
+            two = [made(UnitFiles, "kept"), made(ForgetfulFiles, "read")]
+            whole = chance.random() < 0.5
+            for files in two:
+                files.load(log_end, whole=whole)
+        elif change == "clear" and chance.random() < 0.2:
+            ahead = []
+            for files in two:
+                files.clear()
+        ahead = [offset for offset in ahead[max(0, two[0].end - first) :] if offset < log_end]
+        places = [low, log_end, *(chance.randrange(low, log_end + 1) for _ in range(4))]
+        kept, read = ([files.starts, files.end, files.last_offset(), files.last_place()]
+                      + [files.begin_at(place) for place in places]
+                      + [files.first_at(place) for place in places] for files in two)  # fmt: skip
+        assert kept == read, change
+        names = {path.name for name in ("kept", "read") for path in (tmp_path / name).glob("*")}
+        for name in names:
+            assert (tmp_path / "kept" / name).read_bytes() == (
+                tmp_path / "read" / name
+            ).read_bytes(), change
 
 
 def test_many_dirty_files_are_synced_at_once(tmp_path: Path) -> None:
