@@ -92,8 +92,16 @@ class MappedFile:
         return FileRange(file.fileno(), offset - self.start, size, file)
 
     def sync(self) -> None:
-        """Return once the bytes are on the disk."""
-        self.file.sync()
+        """Return once the bytes are on the disk; a file that was closed is closed again.
+
+        Otherwise a sync of many files would leave all of them open. Raises OSError.
+        """
+        opened = self.opened
+        if opened is not None:
+            opened[0].sync()
+        else:
+            with contextlib.closing(self._fs.open(self.path)) as file:
+                file.sync()
 
     def modified_ms(self) -> int:
         """Return when the file was written last, by this host's clock. Raises OSError."""

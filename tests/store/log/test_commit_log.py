@@ -179,6 +179,24 @@ def test_only_log_files_count_and_gaps_are_refused(tmp_path: Path) -> None:
         queue.add(5 * SIZE, lambda path: None)
 
 
+def test_a_sync_of_many_files_leaves_none_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst over 1,000 small files ended with 2,068 descriptors."""
+    monkeypatch.setattr(mapped_file_queue, "_MAX_OPEN", 3)
+    fs = FaultyFileSystem()
+    queue = MappedFileQueue(fs, str(tmp_path), SIZE)
+    for start in range(0, 10 * SIZE, SIZE):
+        added = queue.add(start, lambda path: Path(path).write_bytes(bytes(SIZE)) and None)
+        added.pwrite(b"x", start)
+    before = [file.is_open for file in queue.files]
+    assert sum(before) == 3
+    queue.sync(SIZE, 9 * SIZE)
+    assert [file.is_open for file in queue.files] == before
+    synced = [path for call, path in fs.calls if call == "sync"]
+    assert synced == [file.path for file in queue.files[1:9]]
+
+
 def test_no_room_is_refused_at_once_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
