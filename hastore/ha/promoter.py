@@ -394,6 +394,8 @@ class Promoter:
             blocked = store.replay_problem
             if blocked is not None:
                 raise PromotionRefused(self._blocked_text(blocked, epoch))
+        history = self._member.state.history
+        self._member.on_opening([(entry.epoch, entry.start) for entry in history])
 
     def _blocked_text(self, blocked: str, epoch: int) -> str:
         """Say what an operator can do if replay has stopped after epoch `epoch` was promised."""

@@ -10,6 +10,7 @@ set (tests/test_style.py).
     HAService.on_flushed         after each sync              the one that synced; none
     RoleService.note_superseded  a higher epoch is seen       the one that learned of it; none
     RoleService.note_promise     after each promise           the same; none
+    TakeOver.begin_queues        an epoch is to be opened     RoleService; none
     RoleService.wake             another role in ZooKeeper    NodeRegistry; none
     AuditLog.note                messages were cut, or that   the one that cuts; the log's lock. Or
                                  was dismissed                housekeeping; none
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # not every node has them, and loads them
     from hastore.dledger.driver.driver import DLedgerDriver
     from hastore.dledger.store.mmap_file_store import EntryStore
     from hastore.registry.node_registry import NodeRegistry
+    from hastore.server.take_over import TakeOver
 
 
 def connect_replication(store: MessageStore, ha: HAService) -> None:
@@ -64,8 +66,14 @@ def connect_audit(store: LogStore, audit: AuditLog) -> None:
     store.hooks.on_cut = lambda outcome, text: audit.note("cut", outcome=outcome, reason=text)
 
 
-def connect_roles(member: Member, roles: RoleService, registry: NodeRegistry | None) -> None:
-    """Let the member and ZooKeeper tell of changes to RoleService, which asks both."""
+def connect_roles(
+    member: Member, roles: RoleService, registry: NodeRegistry | None, tables: TakeOver
+) -> None:
+    """Let the member and ZooKeeper tell of changes to RoleService, which asks both.
+
+    And let the member ask TakeOver where queues go on, before it takes puts.
+    """
+    member.on_opening = tables.begin_queues
     member.on_superseded = roles.note_superseded
     member.on_promise = roles.note_promise
     if registry is not None:

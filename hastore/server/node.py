@@ -117,7 +117,7 @@ class Node(BaseNode):
         self.api = self._make_api(self.backend)
         self.notes = self._make_notes(config)
         connect_replication(self.store, self.ha)
-        connect_roles(self.member, self.roles, self.registry)
+        connect_roles(self.member, self.roles, self.registry, self.take_over)
 
     def _make_notes(self, config: Config) -> "ClusterNotes | None":
         """Return what tells groups of each other; None if RocketMQ's clients are not served."""

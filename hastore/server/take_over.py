@@ -3,6 +3,8 @@
     config/topics.json             --> records of HASTORE_TOPICS
     config/subscriptionGroup.json  --> the same, of the topics %RETRY%<group>
     config/consumerOffset.json     --> records of HASTORE_POSITIONS
+        and delayOffset.json       --> records of HASTORE_QUEUES: where queues end of which the
+                                       log has no message any more
                                    --> the mark: a position of MARK, whose queue offset is where
                                        the broker's log ends
 
@@ -21,6 +23,11 @@ anew.
 - A position beyond the end of the broker's log is moved to this end, one below the log's begin to
   that: what the group has not seen, it gets.
 
+**A queue never begins again.** Of a queue whose messages the broker's retention has removed the
+log has nothing; the greatest position in it says that it went at least so far. Before the node
+takes puts, the next message of such a queue is given that number, and then the log states it. From
+0 on, the broker, if it gets the log back, would take new messages for old ones, and hide them.
+
 Only the broker's log counts as "before": a log that was hastore's, then a broker's, and comes back
 has marks and positions of hastore's first time in it. These are older than the broker's files.
 
@@ -32,6 +39,7 @@ also each AGAIN_MS, since a change of its rights shows in no time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -39,7 +47,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from hastore.clock import Clock
 from hastore.errors import HastoreError, MessageIllegalError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
-from hastore.ha.rules.epochs import classic_end
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochStarts, classic_end
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import (
     TAKEN_OVER,
@@ -48,7 +56,8 @@ from hastore.protocol.committed_positions import (
     PositionMap,
     with_kept,
 )
-from hastore.record.delays import RETRY_PREFIX
+from hastore.record.delays import RETRY_PREFIX, SCHEDULE_TOPIC
+from hastore.record.queue_ends import PART_BYTES, build_queue_ends
 from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.commit_records import QUEUE, CommitReader, commit_record, read_commits
 from hastore.server.broker_tables import (
@@ -62,6 +71,7 @@ from hastore.server.broker_tables import (
     Table,
     config_of,
     named,
+    read_delays,
     read_groups,
     read_positions,
     read_topics,
@@ -80,6 +90,9 @@ _COPY = ".bak"  # behind the name of a file: as RocketMQ had it before
 _PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
 _CHUNK_BYTES = 256 * 1024
 AGAIN_MS = 5_000.0
+_REPLAY_S = 1.0
+_PART_SHARE = 8  # of a log file: a record of a statement takes at most that
+_END_MAX = 1 << 57  # no broker has put so many messages; a client may commit any position
 
 
 class TakeOverBackend(Protocol):
@@ -111,6 +124,7 @@ class _Tables(NamedTuple):
 
     topics: dict[str, TopicConfig]
     positions: dict[Pair, Offsets]
+    delays: dict[int, int]
     left_out: list[str]
 
 
@@ -159,6 +173,23 @@ class TakeOver:
 
     def _has_files(self) -> bool:
         return any(self._fs.exists(f"{self._root}/{name}") for name in _FILES)
+
+    # -- the thread that changes the role
+
+    def begin_queues(self, history: EpochStarts) -> None:
+        """Let puts go on in queues of which the log has nothing where the broker's files say.
+
+        All of the log has been dispatched, and the node takes no puts yet. What keeps the files
+        from being read `turn` says.
+        """
+        ends: dict[tuple[str, int], int] = {}
+        has_own = any(epoch != CLASSIC_EPOCH for epoch, _ in history)
+        floor = classic_end(history) if has_own else self._store.max_offset
+        if floor is not None and self._has_files():
+            with contextlib.suppress(_UnusableError, StoreError, OSError):
+                if not has_own or not self.is_taken(floor):
+                    ends = self._ends_without_records(self._read())
+        self._store.begin_queues(ends)
 
     # -- the thread of the delayed messages
 
@@ -224,13 +255,19 @@ class TakeOver:
                 log.error("%s", failure)
             self.problem = str(failure)
             return
+        store, ends = self._store, self._ends_without_records(tables)
+        store.begin_queues(ends)  # if they could not be read before
+        if not store.wait_dispatched(store.max_offset, _REPLAY_S):
+            raise StoreError("the broker's tables are not taken over: replay is behind")
+        ends = {key: after for key, after in ends.items() if self._is_unknown(*key)}
         known = PositionMap(bounded=False)
         for body, offset in self._commits_of_log(0):
             known.apply_commit(body, offset)
         topics, left_out = self._topic_records(tables.topics, floor)
-        commits = self._commits(tables, known, floor, left_out)
+        commits = self._commits(tables, known, ends, floor, left_out)
         mark = CommitBody(MARK, MARK, {QUEUE: (floor, None, None)})
-        records = [*topics, *self._records([*commits, mark], left_out)]
+        stated = self._statement(ends)
+        records = [*topics, *stated, *self._records([*commits, mark], left_out)]
         self._append(backend, records, epoch, left_out)
         self._settle(epoch, self._store.max_offset)
         log.warning(
@@ -283,7 +320,10 @@ class TakeOver:
         for settings in groups.found if groups else ():
             name = RETRY_PREFIX + settings.group_name
             found[name] = config_of(settings, found.get(name))
-        return _Tables(found, positions.found if positions else {}, left_out)
+        delays: dict[int, int] | None = None
+        with contextlib.suppress(_UnusableError):  # the levels wait, and that is said
+            delays = self._parse(DELAYS, read_delays)
+        return _Tables(found, positions.found if positions else {}, delays or {}, left_out)
 
     def _parse(self, table: Table, read: Callable[[bytes], T]) -> T | None:
         """Return what a file says, or the copy beside it; None without a file."""
@@ -305,6 +345,34 @@ class TakeOver:
             " they begin anew",
             is_read=is_read,
         )
+
+    # -- queues that the log has lost
+
+    def _ends_without_records(self, tables: _Tables) -> dict[tuple[str, int], int]:
+        """Return the ends, by topic and queue, of the queues of which the log has nothing."""
+        ends = {(SCHEDULE_TOPIC, level - 1): offset for level, offset in tables.delays.items()}
+        for (_, topic), offsets in tables.positions.items():
+            if topic in tables.topics or self._store.topic_table.find(topic) is not None:
+                for queue, offset in offsets.items():
+                    ends[topic, queue] = max(offset, ends.get((topic, queue), 0))
+        return {
+            key: after
+            for key, after in sorted(ends.items())
+            if 0 < after < _END_MAX and self._is_unknown(*key)
+        }
+
+    def _is_unknown(self, topic: str, queue: int) -> bool:
+        return self._store.queues.queue_range(topic, queue) is None
+
+    def _statement(self, ends: Mapping[tuple[str, int], int]) -> list[bytes]:
+        """Return records that state these ends, and let retention remove nothing more."""
+        if not ends:
+            return []
+        queues, now_ms = [(*key, after) for key, after in ends.items()], self._clock.wall_ms()
+        return build_queue_ends(
+            queues, since=0, ident=now_ms, now_ms=now_ms,
+            part_bytes=min(PART_BYTES, self._store.file_size // _PART_SHARE),
+        )  # fmt: skip
 
     # -- what is newer in the log
 
@@ -347,6 +415,7 @@ class TakeOver:
         self,
         tables: _Tables,
         known: PositionMap,
+        lost: Mapping[tuple[str, int], int],
         floor: int,
         left_out: list[str],
     ) -> list[CommitBody]:
@@ -355,7 +424,7 @@ class TakeOver:
         found, room = [], PositionMap(known.entries)
         for (group, topic), offsets in sorted(tables.positions.items()):
             own = self._of_hastore(known.find(group, topic), self._kept(group, topic), floor)
-            ends = {queue: self._end_of(topic, queue, floor) for queue in offsets}
+            ends = {queue: self._end_of(topic, queue, lost, floor) for queue in offsets}
             if topic not in tables.topics and not any(end is not None for end in ends.values()):
                 if self._store.topic_table.find(topic) is None:
                     left_out.append(f"group {group!r:.80}: there is no topic {topic!r:.80}")
@@ -392,8 +461,12 @@ class TakeOver:
         latest = with_kept(kept, found, self._store.min_offset)
         return {queue for queue, place in latest.items() if place.origin >= floor}
 
-    def _end_of(self, topic: str, queue: int, floor: int) -> tuple[int, int] | None:
-        """Return the range of a queue in the broker's log; None if it is not in it."""
+    def _end_of(
+        self, topic: str, queue: int, lost: Mapping[tuple[str, int], int], floor: int
+    ) -> tuple[int, int] | None:
+        """Return the range of a queue in the broker's log; None if nothing says where it ends."""
+        if (topic, queue) in lost:
+            return lost[topic, queue], lost[topic, queue]
         queues = self._store.queues
         known = queues.queue_range(topic, queue)
         single = queues.single(topic, queue)

@@ -717,6 +717,15 @@ class LogStore:
         count = self._table.count(raw)
         return TopicConfig(name, count, count)
 
+    def begin_queues(self, ends: Mapping[tuple[str, int], int]) -> None:
+        """Let puts begin these queues at these offsets, as long as the log has nothing of them."""
+        begins = {
+            (topic.encode("utf-8", "surrogateescape"), queue_id): after
+            for (topic, queue_id), after in ends.items()
+        }
+        with self.log.lock:  # a put that has read the old ones has grown the log
+            self._table.begins = begins
+
     def delivery_queue(self, topic: str, queue_id: int) -> int:
         """Return the queue of a topic that gets a message which was put to `queue_id` earlier.
 

@@ -55,6 +55,9 @@ PLAYED_ELSEWHERE = {
     ),
     ("docs/rocketmq-clients.md", "-Dtls.enable=true"): "tests/interop/test_rocketmq_tls.py",
     ("docs/rocketmq-clients.md", "brokerName = g0"): "tests/interop/test_flips_with_rocketmq.py",
+    ("docs/migrate-from-rocketmq.md", "rm -rf BROKER_STORE"): (
+        "tests/interop/test_flips_with_rocketmq.py"
+    ),
     ("docs/deployment.md", "python3 -m pip wheel"): "tests/spark/cluster/test_cluster.py",
     ("docs/dledger.md", "hastore dledger transfer -c node1.yaml --to 2 --remote"): (
         "tests/cli/test_dledger_remote.py"

@@ -5,6 +5,7 @@ Nobody moves a file by hand: each side asks the other for what is not in the log
 
 import json
 import re
+import subprocess
 import time
 from collections import Counter
 
@@ -13,6 +14,7 @@ import pytest
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record
 from hastore.record.delays import SCHEDULE_TOPIC
+from tests.documents.blocks import take
 from tests.interop.compare import read_lines, rocketmq_sizes, sizes
 from tests.interop.rocketmq_clients import BROKER, CLUSTER, HastoreSite, address, broker_port
 from tests.interop.test_hastore_slave import follow, wait_at
@@ -26,6 +28,7 @@ LEVELS = "1s 20s 100s"
 SOON, LATER, LATE = 1, 2, 3
 TOPIC, GROUP = "Orders", "readers"
 LIMIT_S = 240.0
+BUILT_ANEW = take("docs/migrate-from-rocketmq.md", "rm -rf BROKER_STORE")
 
 
 class Broker:
@@ -236,6 +239,8 @@ def test_consumers_and_delays_go_on_there_and_back(
     make_topics(site.master, {"Made": "4"}, "made")
     ask(site.master, Code.DELETE_TOPIC_IN_BROKER, topic="Closed")
     unread = sender.send(site.master, 30)
+    built_anew = BUILT_ANEW.text.replace("BROKER_STORE", str(broker.root))
+    subprocess.run(["bash", "-ec", built_anew], check=True, timeout=60)
     slave = broker.start(slave_of=site.namesrv)
     late = sender.send(site.master, 5, LATE)
     read = 64 + 25 + 5

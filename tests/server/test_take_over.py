@@ -13,6 +13,7 @@ from hastore.fs.filesystem import REAL
 from hastore.ha.rules.epochs import classic_end
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import CommitBody, PositionMap
+from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.topic_records import TOPICS_TOPIC, TopicChange, TopicConfig, build_change
 from hastore.server.api.commit_records import commit_record, read_commits
 from hastore.server.broker_tables import GROUPS, POSITIONS, TOPICS
@@ -234,9 +235,52 @@ def test_positions_beyond_the_brokers_log_get_what_comes_next(node, caplog):
         put(node.store, message(100 + number, topic="T", queue_id=0))  # hastore's, meanwhile
     with caplog.at_level(logging.WARNING):
         node.promote()
-    assert node.positions() == {"T@g": {0: 6, 1: 6, 7: 0}}
+    assert node.positions() == {"T@g": {0: 6, 1: 6, 7: 4}}
+    assert node.store.queues.queue_range("T", 7) == (4, 4)  # what comes next comes there
     said = [one.getMessage() for one in caplog.records if "took over" in one.getMessage()]
     assert len(said) == 1 and "there is no topic 'none'" in said[0]
+
+
+def test_queues_whose_messages_retention_has_removed_go_on_where_the_broker_was(node, caplog):
+    """At 0 the broker, once it has the log back, would take new messages for old ones."""
+    node.write(POSITIONS, offsets('"Quiet@g":{0:7,3:2},"Quiet@h":{0:5},"gone@g":{0:9},"T@g":{0:9}'))
+    node.write(TOPICS, '{"topicConfigTable":{"Quiet":{"perm":6}}}')
+    node.write(DELAYS_FILE, '{"offsetTable":{3:6,4:0}}')
+    store = node.store
+    node.take_over.begin_queues([(0, 0)])  # before the epoch is opened, and before any put
+    assert put(store, message(50, topic="Quiet", queue_id=3))[0].queue_offset == 2
+    node.promote()
+    assert node.positions() == {"Quiet@g": {0: 7, 3: 2}, "Quiet@h": {0: 7}, "T@g": {0: 6}}
+    ends = {("Quiet", 0): (7, 7), ("Quiet", 3): (2, 3), (SCHEDULE_TOPIC, 2): (6, 6)}
+    known = {key: store.queues.queue_range(*key) for key in [*ends, ("gone", 0)]}
+    assert known == {**ends, ("gone", 0): None}
+    # Other nodes, and this one after its next start, know it from the log.
+    again = Node(store, node.root, node.master.starts[1][1])
+    (node.root / DELAYS_FILE).unlink()
+    end = store.max_offset
+    again.take_over.begin_queues(again.master.history())
+    again.promote(NEXT)
+    assert store.max_offset == end
+    assert put(store, message(51, topic="Quiet", queue_id=0))[0].queue_offset == 7
+    put_waiting(store, waiting(0, 3))
+    assert store.wait_dispatched(store.max_offset, 60)
+    assert store.queues.queue_range(SCHEDULE_TOPIC, 2) == (6, 7)
+
+
+def test_a_queue_that_hastore_has_begun_goes_on(node):
+    """The files were damaged when the epoch was opened, and are repaired."""
+    node.write(TOPICS, '{"topicConfigTable":{"Quiet":{"perm":6}}}')
+    node.write(POSITIONS, '{"offsetTable":')
+    node.take_over.begin_queues([(0, 0)])
+    node.promote()
+    assert put(node.store, message(50, topic="Quiet", queue_id=0))[0].queue_offset == 0
+    node.write(POSITIONS, offsets('"Quiet@g":{0:7,1:7}'))
+    os.utime(node.root / POSITIONS.file, (9, 9))
+    node.promote()
+    assert node.positions() == {"Quiet@g": {0: 0, 1: 7}}
+    for queue, expected in ((0, 1), (1, 7)):
+        [result] = put(node.store, message(51, topic="Quiet", queue_id=queue))
+        assert result.queue_offset == expected
 
 
 @pytest.mark.parametrize("table", [POSITIONS, TOPICS, GROUPS])

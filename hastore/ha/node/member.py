@@ -16,7 +16,7 @@ from hastore.counters import ReplicationCounts
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.node_state import Durable, NodeState
 from hastore.ha.node.replica_log import ReplicaLog
-from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochStarts, History
 from hastore.ha.rules.following import check_identity
 from hastore.ha.rules.promotion import may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
@@ -69,6 +69,7 @@ class Member:
         self.role = "SLAVE"  # the present role, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = lambda _epoch, _who: None
         self.on_promise: Callable[[], None] = lambda: None
+        self.on_opening: Callable[[EpochStarts], None] = lambda _: None  # before puts are taken
         self.on_refused = on_refused
 
     @property

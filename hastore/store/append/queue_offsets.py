@@ -24,6 +24,9 @@ class QueueOffsetTable:
     all records of the log that no put has added, both in the log's order. All records below
     `end_offset` were added. A put waits until `end_offset` is the log's end.
 
+    `begins` has where queues begin of which the log has nothing: the owner replaces it under the
+    log's lock.
+
     A put reads the table under the log's lock; `_guard` protects changes by puts, replay and cuts.
     """
 
@@ -41,11 +44,14 @@ class QueueOffsetTable:
         self._next: dict[tuple[bytes, int], int] = {}
         self._queues: dict[bytes, int] = {}
         self._put_ends: dict[bytes, int] = {}
+        self.begins: Mapping[tuple[bytes, int], int] = {}
         self.end_offset = 0
 
     def next(self, topic: bytes, queue_id: int) -> int | None:
         """Return the next queue offset; None for a queue number that a put may not use."""
         known = self._next.get((topic, queue_id))
+        if known is None:
+            known = self.begins.get((topic, queue_id))
         limit = self._limits.get(topic)
         if limit is not None and topic not in _OWN_QUEUES:
             return (known or 0) if 0 <= queue_id < limit else None
@@ -58,7 +64,8 @@ class QueueOffsetTable:
 
         The queue is one that `delivery_queue` has returned.
         """
-        return self._next.get((topic, queue_id), 0) if queue_id >= 0 else None
+        key = topic, queue_id
+        return self._next.get(key, self.begins.get(key, 0)) if queue_id >= 0 else None
 
     def delivery_queue(self, topic: bytes, queue_id: int, queues: int) -> int:
         """Return the queue in which a message of `queue_id` is delivered: its own one, or queue 0.
