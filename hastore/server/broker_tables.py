@@ -204,6 +204,22 @@ def merged(table: Table, known: bytes, news: bytes) -> bytes:
     return encode_body({table.member: _numbered(numbered)})
 
 
+def without_deleted(positions: bytes, before: bytes, now: bytes) -> bytes:
+    """Return positions without those of topics that the broker has deleted since `before`.
+
+    A topic that is made again begins at 0, and a group in it must not begin at an old place. `now`
+    and `before` are tables of topics. If no topic of before is left, the broker has lost its files,
+    and nothing is dropped. All must be valid.
+    """
+    kept, now_there = load(POSITIONS, positions), load(TOPICS, now).keys()
+    there = {name for name in load(TOPICS, before) if not is_own_topic(name)}
+    gone = {key for key in kept if key.partition("@")[0] in there - now_there}
+    if not gone or not there & now_there:
+        return positions
+    left = {key: _numbered(value) for key, value in kept.items() if key not in gone}
+    return encode_body({POSITIONS.member: left})
+
+
 def config_of(settings: GroupSettings, base: TopicConfig | None) -> TopicConfig:
     """Return the topic of a group's retries with the group's settings; `base`: as it is known."""
     queues = max(1, settings.retry_queue_nums)

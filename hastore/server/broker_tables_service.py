@@ -8,8 +8,8 @@ then the new master makes records of its own files, once (server/take_over.py).
 
 **Rules for the files.** Each is replaced as a whole, durably, and only by an answer that can be
 read: what the broker refuses, cuts off or garbles changes nothing. Of offsets what the answer does
-not name stays, as RocketMQ's slaves keep it. A node whose log has an epoch of its own group writes
-them no more: the broker is not its master then.
+not name stays, as RocketMQ's slaves keep it, but for positions of a topic that was deleted. A node
+whose log has an epoch of its own group writes them no more: the broker is not its master then.
 
 The question is repeated every EVERY_S while the HA link is up. A broker that cannot be asked is
 said once, and again when the reason changes.
@@ -40,6 +40,7 @@ from hastore.server.broker_tables import (
     read_groups,
     read_positions,
     read_topics,
+    without_deleted,
 )
 from hastore.service import OnFailure, Service
 
@@ -148,11 +149,24 @@ class BrokerTables(Service):
         if not self._follows():
             return  # promoted meanwhile: the files are being taken over
         self._fs.make_dirs(path.rpartition("/")[0])
+        if table == TOPICS:
+            self._forget_deleted(raw)
         self._fs.replace_bytes(path, kept)
         self._last[table] = raw
         if left_out and self._left_out.get(table) != left_out:
             log.warning("%s of the broker %s: left out: %s", table.file, self._address, left_out)
         self._left_out[table] = left_out
+
+    def _forget_deleted(self, topics: bytes) -> None:
+        """Drop the positions of topics that are not among these; the next answer may name some."""
+        before = read_or_empty(self._fs, f"{self._root}/{TOPICS.file}", MAX_BYTES)
+        path = f"{self._root}/{POSITIONS.file}"
+        known = read_or_empty(self._fs, path, MAX_BYTES)
+        if before and known and _is_valid(TOPICS, before) and _is_valid(POSITIONS, known):
+            kept = without_deleted(known, before, topics)
+            if kept != known:
+                self._last.pop(POSITIONS, None)
+                self._fs.replace_bytes(path, kept)
 
 
 def _check(table: Table, raw: bytes) -> str:

@@ -147,6 +147,22 @@ def test_later_answers_replace_it_and_what_they_do_not_name_stays(
     assert b'"T@g":{0:2,1:9}' in slave.file(POSITIONS) and b"1:8" in slave.file(DELAYS)
 
 
+def test_positions_of_a_deleted_topic_go(slave: Slave, broker: Broker) -> None:
+    """It may be made again, and begins at 0 then."""
+    both = b'{"topicConfigTable":{"T":{"perm":6},"U":{"perm":6}}}'
+    broker.give({TOPICS: both, POSITIONS: b'{"offsetTable":{"T@g":{0:5},"T@h":{0:4},"U@g":{0:3}}}'})
+    slave.service.turn()
+    broker.give({
+        TOPICS: b'{"topicConfigTable":{"U":{"perm":6}}}',
+        POSITIONS: b'{"offsetTable":{"T@h":{0:4}}}',
+    })  # fmt: skip
+    slave.service.turn()
+    assert slave.file(POSITIONS) == b'{"offsetTable":{"T@h":{0:4},"U@g":{0:3}}}'
+    broker.give({TOPICS: both})
+    slave.service.turn()
+    assert slave.file(POSITIONS) == b'{"offsetTable":{"T@h":{0:4},"U@g":{0:3}}}'
+
+
 def test_nothing_is_written_for_the_same_answer(slave: Slave) -> None:
     slave.service.turn()
     for table in TABLES:

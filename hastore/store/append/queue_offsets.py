@@ -133,32 +133,38 @@ class QueueOffsetTable:
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Add the records of replay, without those that a put has added."""
         with self._guard:
+            if not (isinstance(batch, RecordColumns) and self._add_columns(batch)):
+                self._add_each(batch)
+            # Behind the records: an end that is too high only leaves a gap.
             for _, stated in queue_ends_of(batch):
                 for topic, queue_id, after in stated.queues:
                     self._see(topic, queue_id, after)
-            if isinstance(batch, RecordColumns) and self._add_columns(batch):
-                return
-            new = batch if batch and batch[-1].end_offset > self.end_offset else ()
-            for record in new:
-                if record.offset < self.end_offset:
-                    continue
-                flags = record.sys_flag
-                step, base = 1, record.queue_offset
-                if flags & FLAG_PREPARED:  # prepared and rollback records are in no queue
-                    continue
-                if flags & FLAG_INNER_BATCH and (inner := inner_batch_of(record)) is not None:
-                    base, step = inner
-                self._see(record.topic, record.queue_id, base + step)
-            if batch:
-                self.end_offset = max(self.end_offset, batch[-1].end_offset)
+
+    def _add_each(self, batch: Sequence[Dispatched]) -> None:
+        new = batch if batch and batch[-1].end_offset > self.end_offset else ()
+        for record in new:
+            if record.offset < self.end_offset:
+                continue
+            flags, after = record.sys_flag, record.queue_offset + 1
+            if flags & FLAG_PREPARED:  # prepared and rollback records are in no queue
+                continue
+            begins = after == 1
+            if flags & FLAG_INNER_BATCH and (inner := inner_batch_of(record)) is not None:
+                after, begins = sum(inner), False
+            self._see(record.topic, record.queue_id, after, begins=begins)
+        if batch:
+            self.end_offset = max(self.end_offset, batch[-1].end_offset)
 
     def _add_columns(self, batch: RecordColumns) -> bool:
         """Add a batch by queue; False if its records must be added one by one."""
         if self.end_offset < batch.end_offset:
             if batch.has_inner_batches or batch.start_offset < self.end_offset:
                 return False
-            for run in batch.queue_runs():
-                self._see(run.topic, run.queue_id, run.next)
+            runs = batch.queue_runs()
+            if not all(run.is_gapless for run in runs):
+                return False
+            for run in runs:
+                self._see(run.topic, run.queue_id, run.next, begins=not run.first)
             self.end_offset = batch.end_offset
         return True
 
@@ -197,9 +203,10 @@ class QueueOffsetTable:
                 self._see(topic, queue_id, next_offset)
             self.end_offset = end_offset
 
-    def _see(self, topic: str, queue_id: int, next_offset: int) -> None:
+    def _see(self, topic: str, queue_id: int, next_offset: int, *, begins: bool = False) -> None:
+        """Note a next offset; `begins`: of a record with queue offset 0, so the queue begins."""
         raw = topic.encode("utf-8", "surrogateescape")
         key = raw, queue_id
-        self._next[key] = max(self._next.get(key, 0), next_offset)
+        self._next[key] = next_offset if begins else max(self._next.get(key, 0), next_offset)
         if queue_id >= self._queues.get(raw, 0):
             self._queues[raw] = queue_id + 1

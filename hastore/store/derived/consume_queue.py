@@ -279,7 +279,7 @@ class ConsumeQueue:
         return self.pending[-3] if self.pending else self.files.last_offset()
 
     def begin_again(self) -> None:
-        """Drop all units: their records are no longer in the log. Raises OSError."""
+        """Drop all units: the queue has got other records since. Raises OSError."""
         self.files.clear()
         self.settle()
 
@@ -884,6 +884,8 @@ class ConsumeQueueTable:
 
     def _place(self, record: Dispatched, queue: ConsumeQueue | None) -> ConsumeQueue | None:
         """Return the queue, ready for the record's unit; None when no unit is to be written."""
+        if queue is not None and record.offset <= queue.last_offset:
+            return None  # the record has its unit already, or had it before the queue began again
         if queue is not None and record.queue_offset < queue.next:
             if not self._begins_again(record, queue):
                 return None
@@ -905,13 +907,14 @@ class ConsumeQueueTable:
         """Whether the log gives the places of a queue again, from this record on.
 
         A master did that which did not know the queue's next offset. If no record of the queue is
-        left in the log, this node follows: otherwise the messages would be in no queue here.
+        left in the log, this node follows: otherwise the messages would be in no queue here. It
+        follows also if the queue begins at 0: so it does under a RocketMQ master that has deleted
+        the topic, which is in no record, and made it again. There the earlier messages are gone.
         """
-        if record.offset <= queue.last_offset:
-            return False  # the record has its unit already
         self._settle_begin(record.topic, record.queue_id)  # retention may not have come to it yet
         name = f"queue {record.queue_id} of topic {record.topic!r:.80}"
-        if queue.min_queue_offset < queue.next:
+        left = queue.next - queue.min_queue_offset
+        if left and record.queue_offset:
             if name not in self._refused and len(self._refused) < 1000:
                 self._refused.add(name)
                 log.error(
@@ -920,9 +923,15 @@ class ConsumeQueueTable:
                     name, record.offset, record.queue_offset,
                 )  # fmt: skip
             return False
+        why = (
+            f"a RocketMQ broker has deleted the topic and made it again, or has lost its queues;"
+            f" {left} earlier messages are in no queue any more"
+            if left
+            else "a master did not know the messages that retention has removed"
+        )
         log.warning(
-            "%s begins again at queue offset %d, and not at %d: a master did not know the messages"
-            " that retention has removed", name, record.queue_offset, queue.next,
+            "%s begins again at queue offset %d, and not at %d: %s",
+            name, record.queue_offset, queue.next, why,
         )  # fmt: skip
         return True
 

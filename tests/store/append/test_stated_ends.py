@@ -15,6 +15,7 @@ from hastore.fs.filesystem import REAL
 from hastore.record.codec import decode_record, patch_for_store
 from hastore.record.queue_ends import QueueNext, build_queue_ends
 from hastore.store.append.results import own_records
+from hastore.store.derived.contract import Dispatched
 from hastore.store.message_store import MessageStore
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to_verify
@@ -270,6 +271,50 @@ def test_a_queue_that_a_master_began_again_is_followed(
         rebuild_in_place(REAL, str(tmp_path), SIZES, how())
         found = derived_files(tmp_path)
         assert [path for path in {*found, *expected} if found.get(path) != expected.get(path)] == []
+
+
+@pytest.mark.parametrize("new", [3, 14], ids=["fewer than before", "more than before"])
+def test_a_topic_that_a_broker_deleted_and_made_again_has_its_new_messages(
+    tmp_path: Path, new: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As at the broker: the old ones are in no queue any more, and none of the new ones is missing.
+
+    A broker's deletion is no record, so only the queue offset 0 tells of it.
+    """
+    with opened(tmp_path) as store:
+        put(store, *(message(number, topic="quiet") for number in range(10)))
+        put(store, *(message(number) for number in range(5)))
+        assert store.wait_dispatched(store.max_offset, 60)
+        wanted = [append_at(store, queue_offset, 100 + queue_offset) for queue_offset in range(new)]
+        assert bodies(store, "quiet") == wanted
+        assert store.queues.queue_range("quiet", 0) == (0, new)
+        said = [one for one in caplog.records if "begins again at queue offset 0" in one.message]
+        assert len(said) == 1 and "10 earlier messages" in said[0].message
+        [result] = put(store, message(200, topic="quiet"))
+        assert result.queue_offset == new
+        assert store.wait_dispatched(store.max_offset, 60)
+        wanted = bodies(store, "quiet")
+        assert len(wanted) == new + 1
+        store.flush()
+    with opened(tmp_path) as store:
+        assert bodies(store, "quiet") == wanted
+    expected = derived_files(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue")
+    rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+    assert derived_files(tmp_path) == expected
+
+
+def test_a_batch_that_is_replayed_twice_leaves_a_queue_that_began_again(tmp_path: Path) -> None:
+    """The first time another queue could not be written."""
+    with opened(tmp_path) as store:
+        batch = [
+            Dispatched(1000 * n, 100, "T", 0, at, 0, 1, 0, b"")
+            for n, at in enumerate([5, 6, 0, 1, 2])
+        ]
+        for _ in range(2):
+            store.queues.dispatch(batch)
+            assert [one.offset for one in store.queues.read("T", 0, 0, 9)] == [2000, 3000, 4000]
+            assert store.queues.queue_range("T", 0) == (0, 3)
 
 
 def test_replay_that_reads_a_statement_again_leaves_a_queue_that_began_again(
