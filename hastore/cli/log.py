@@ -227,7 +227,8 @@ def _print_stat(found: inspect.Stat) -> None:
 @with_json
 def pending_command(path: str, as_json: bool) -> None:
     """List delayed messages that neither a RocketMQ broker nor hastore has delivered yet, and half
-    messages (transactions) that are neither committed nor rolled back.
+    messages (transactions) that are neither committed nor rolled back; and by group and queue what
+    POP consumers have taken and not acknowledged.
 
     docs/migrate-from-rocketmq.md says with which of them hastore goes on.
     """
@@ -242,6 +243,8 @@ def pending_command(path: str, as_json: bool) -> None:
         else:
             due = f" due {_time(one.due_ms)}" if one.due_ms is not None else ""
             place = f"{one_line(one.topic)} {one_line(one.key)}"
+            if one.popped:
+                place += f" queue {one.queue_id}: {', '.join(map(str, one.popped))}"
             print(f"{one.offset:>16} {one.kind.value:<7} {place}{due}")
     if not found and not as_json:
         print_note(f"{path}: nothing is pending")

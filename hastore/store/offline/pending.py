@@ -1,7 +1,8 @@
-"""List messages that a RocketMQ broker must still handle: delayed messages and half messages.
+"""List what a RocketMQ broker must still handle: delayed, half and popped messages.
 
 hastore goes on with half messages that it took over from a broker, and with delayed messages if it
-is told how far the broker came; not with timer messages. So operators list them before they leave a
+is told how far the broker came; not with timer messages, nor with what POP consumers have taken
+and not acknowledged (popped.py). So operators list them before they leave a
 broker (docs/migrate-from-rocketmq.md).
 Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalMessageBridge.
 
@@ -18,7 +19,7 @@ HASTORE_DELAYS names the last one of a level that the broker had delivered (reco
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from hastore.record.codec import Record
@@ -31,6 +32,7 @@ from hastore.record.delays import (
     marked,
 )
 from hastore.record.properties import find_property
+from hastore.store.offline.popped import REVIVE_PREFIX, Popped, Pops
 from hastore.store.offline.reader import StoreReader
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -44,6 +46,7 @@ class Owed(Enum):
 
     DELAYED = "delayed"
     HALF = "half"
+    POPPED = "popped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ class Pending:
     """A record that a broker would still act on.
 
     `due_ms` is the time at which a delayed message is due: its TIMER_OUT_MS, or the time given by
-    RocketMQ's default delay levels. It is None for half messages, and if the time is unknown.
+    RocketMQ's default delay levels. It is None for half messages, and if the time is unknown. Of
+    popped messages `key` is the group, and `popped` has the queue offsets that are not acknowledged
+    in the queue of the topic.
     """
 
     kind: Owed
@@ -61,6 +66,7 @@ class Pending:
     due_ms: int | None
     queue_id: int
     queue_offset: int
+    popped: tuple[int, ...] = ()
 
 
 _Name = tuple[Owed, str, str, str]  # kind, topic, key, a half message's producer group
@@ -90,8 +96,19 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
     found: dict[_Name, Pending] = {}  # but what waits for a delay level
     waiting: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
+    pops, checkpoints = Pops(), dict[_Name, Popped]()
     for record in records:
-        if record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+        if _is_of_pops(record):
+            waits = record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+            checkpoint, name = pops.take(record, waits=waits), _name(Owed.POPPED, record)
+            if checkpoint is not None and waits:
+                found[name] = _pending(name, record, checkpoint.due_ms)
+                checkpoints[name] = checkpoint
+            elif not waits:
+                name = Owed.POPPED, record.topic, _text(record, b"UNIQ_KEY"), ""
+                found.pop(name, None)
+                checkpoints.pop(name, None)
+        elif record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             name = _name(Owed.DELAYED, record)
             kept = waiting if record.topic == SCHEDULE_TOPIC else found
             kept[name] = _pending(name, record, _due_ms(record))
@@ -113,7 +130,25 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
                 name = kind, record.topic, key, _group(kind, record)
                 found.pop(name, None)
                 waiting.pop(name, None)
-    return sorted((*found.values(), *waiting.values()), key=lambda one: one.offset)
+    for name, checkpoint in checkpoints.items():
+        found[name] = _popped(found[name], checkpoint)
+    owed = (one for one in found.values() if one.kind is not Owed.POPPED or one.popped)
+    return sorted((*owed, *waiting.values()), key=lambda one: one.offset)
+
+
+def _is_of_pops(record: Record) -> bool:
+    """Whether a record is a checkpoint or an acknowledgement of POP consumers, waiting or not."""
+    if record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+        return _text(record, b"REAL_TOPIC").startswith(REVIVE_PREFIX)
+    return record.topic.startswith(REVIVE_PREFIX)
+
+
+def _popped(one: Pending, checkpoint: Popped) -> Pending:
+    left = tuple(sorted(checkpoint.left))
+    return replace(
+        one, topic=checkpoint.topic, key=checkpoint.group, queue_id=checkpoint.queue_id,
+        queue_offset=left[0] if left else one.queue_offset, popped=left,
+    )  # fmt: skip
 
 
 def _mark(record: Record) -> Marked | None:

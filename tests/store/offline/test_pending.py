@@ -1,8 +1,11 @@
 """The records on which a RocketMQ broker would still act."""
 
+import json
+
 from hastore.record.codec import Record
 from hastore.store.offline.pending import HALF_TOPIC, OP_TOPIC, TIMER_TOPIC, Owed, pending_of
 
+REVIVED = "rmq_sys_REVIVE_LOG_test"
 STORED_MS = 1_700_000_000_000
 
 
@@ -39,6 +42,37 @@ def test_delayed_messages_are_pending_until_they_are_delivered() -> None:
     ]  # fmt: skip
     delivered = [record("T", 400, UNIQ_KEY="b"), record("Other", 500, UNIQ_KEY="a")]
     assert [one.key for one in pending_of([*delayed, *delivered])] == ["a", "c", "d"]
+
+
+def pop_record(
+    offset: int, tag: str, content: dict[str, object], topic: str = TIMER_TOPIC
+) -> Record:
+    """A record of a broker 5.3.3 for a pop of the group `workers` from queue 2 of Orders."""
+    body = json.dumps({"c": "workers", "t": "Orders", "q": 2, "so": 10, "pt": 500, **content})
+    key = f"Orders@2@10@workers@500@g0@{tag}{content.get('ao', '')}"
+    return record(
+        topic, offset, body=body.encode(), REAL_TOPIC=REVIVED, UNIQ_KEY=key, TAGS=tag,
+        TIMER_OUT_MS=60_000,
+    )  # fmt: skip
+
+
+def test_what_was_popped_is_pending_until_it_is_acknowledged_or_given_again() -> None:
+    """Its group's position is behind it already, and hastore gives none of it again."""
+    checkpoint = pop_record(0, "ck", {"bm": 0, "n": 4, "it": 60_000, "d": [0, 1, 2, 4]})
+    acks = [pop_record(100, "ack", {"ao": 11}), pop_record(200, "bAck", {"aol": [10, 99]})]
+    late = pop_record(300, "ack", {"ao": 12}, REVIVED)  # after its time: it waits no more
+    other = pop_record(400, "ack", {"ao": 14, "pt": 501})
+    [one] = pending_of([checkpoint, *acks, late, other])
+    assert (one.kind, one.topic, one.key, one.queue_id) == (Owed.POPPED, "Orders", "workers", 2)
+    assert (one.offset, one.due_ms, one.queue_offset, one.popped) == (0, 60_500, 14, (14,))
+    rolled = pop_record(500, "ck", {"n": 4, "it": 60_000, "d": [0, 1, 2, 4]})
+    assert [one.popped for one in pending_of([checkpoint, *acks, rolled])] == [(12, 14)]
+    assert pending_of([checkpoint, *acks, late, pop_record(500, "ack", {"ao": 14})]) == []
+    given = pop_record(600, "ck", {"n": 4, "it": 60_000}, REVIVED)
+    assert pending_of([checkpoint, *acks, given]) == []
+    assert pending_of([record(REVIVED, 0, body=b"{}"), record(REVIVED, 9, body=b"\xff")]) == []
+    [all_of_it] = pending_of([pop_record(0, "ck", {"n": 3, "it": 1})])
+    assert all_of_it.popped == (10, 11, 12)
 
 
 def test_half_messages_are_pending_until_they_are_committed_or_ended() -> None:
