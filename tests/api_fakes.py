@@ -256,8 +256,8 @@ class FakeStore:
             if units is None:
                 return FakePull(PullStatus.NO_SUCH_QUEUE, queue_offset)
             readable = sum(1 for offset, size in units if offset + size <= limit_offset)
-            if queue_offset > readable:
-                return FakePull(PullStatus.OFFSET_TOO_LARGE, readable, 0, readable)
+            if queue_offset > len(units):
+                return FakePull(PullStatus.OFFSET_TOO_LARGE, len(units), 0, len(units))
             chosen: list[bytes] = []
             size = 0
             for offset, length in units[queue_offset : min(readable, queue_offset + max_messages)]:
@@ -270,7 +270,7 @@ class FakeStore:
             last = units[following - 1][0] if chosen else None
             waits_for = None if chosen else units[queue_offset : queue_offset + 1]
             return FakePull(
-                status, following, 0, readable, b"".join(chosen), len(chosen), last,
+                status, following, 0, len(units), b"".join(chosen), len(chosen), last,
                 [len(record) for record in chosen],
                 sum(waits_for[0]) if waits_for else None,
             )  # fmt: skip

@@ -209,6 +209,11 @@ class StreamDriver:
     def _begin(self, key: TopicPartition, start: QueuePlace, verdict: PlaceVerdict) -> QueuePlace:
         """Return where a batch begins that should begin at `start`."""
         if verdict.standing is Standing.LOST:
+            if verdict.common.before is None:
+                self._lose(
+                    f"the record before offset {start.next} of {key} is not in this log: a "
+                    "failover cut it away, or this is another log than the one that was read"
+                )
             self._lose(
                 f"offset {start.next} of {key} is after a record that a failover cut away; "
                 f"{verdict.common.next} is the last offset that is still valid"
@@ -388,7 +393,11 @@ class Ends:
         if not now and began_ms - self._looked_ms < age_ms:
             return self.places
         self.ranges = matching(self._strategy, self._head.available(_topics(self._strategy)))
-        if self._head.token() is None or self._head.token() != self._token:
+        shorter = any(
+            key in self._valid and span.end < self._valid[key].next
+            for key, span in self.ranges.items()
+        )
+        if shorter or self._head.token() is None or self._head.token() != self._token:
             self._token = self._head.token()
             self._valid, self._agreed = {}, {}
             changed = {key: span.end for key, span in self.ranges.items()}
@@ -425,12 +434,17 @@ class Ends:
         self._agreed |= {
             key: verdict.common
             for key, verdict in verdicts.items()
-            if verdict.standing is Standing.AGREED
+            if verdict.standing is Standing.AGREED and not self._is_beyond(key, verdict.common)
         }
         return {
             key: verdicts.get(key) or PlaceVerdict(Standing.AGREED, place)
             for key, place in places.items()
         }
+
+    def _is_beyond(self, key: TopicPartition, place: QueuePlace) -> bool:
+        """Return whether a queue ends before a place: the record there is not compared yet."""
+        there = self.ranges.get(key)
+        return there is not None and there.end < place.next
 
 
 def _topics(strategy: Strategy) -> Collection[str] | None:

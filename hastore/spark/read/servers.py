@@ -38,7 +38,7 @@ from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
-from hastore.spark.read.stores import valid_end
+from hastore.spark.read.stores import names_writer, valid_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -522,6 +522,9 @@ class ServerHead:
     def _check(self, key: TopicPartition, place: QueuePlace) -> PlaceVerdict:
         if place.before is None:
             return PlaceVerdict(Standing.AGREED, place)
+        same = self._compare(key, place, place.next, place.before)
+        if same:
+            return PlaceVerdict(Standing.AGREED, place)
         reply = self._pull(key, api.Position(place.next, *place.before))
         if reply.status is api.PullStatus.HISTORY_DIFFERS:
             common = reply.common or api.Position(reply.min_queue_offset)
@@ -529,10 +532,58 @@ class ServerHead:
             if common.offset is not None:
                 before = Stored(common.epoch, common.offset)
             return PlaceVerdict(Standing.LOST, QueuePlace(common.queue_offset, before))
-        if reply.status in (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE):
+        lost = PlaceVerdict(Standing.LOST, QueuePlace(reply.min_queue_offset))
+        if same is False:
+            return lost
+        if reply.status is api.PullStatus.OFFSET_TOO_LARGE:
+            # The log goes beyond the record. If the queue has any record, it should have this one.
+            end = reply.max_queue_offset
+            if self._compare(key, place, end, place.before) is not None:
+                return lost
+        elif reply.status in (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE):
             # Or the place is the queue's end: the node does not tell the two apart.
-            return PlaceVerdict(Standing.BEHIND, place)
+            start = self._start_of_other(key, place)
+            if start is None:
+                return PlaceVerdict(Standing.BEHIND, place)
+            return PlaceVerdict(Standing.LOST, QueuePlace(start))
         return PlaceVerdict(Standing.AGREED, place)
+
+    def _compare(
+        self, key: TopicPartition, place: QueuePlace, end: int, before: Stored
+    ) -> bool | None:
+        """Return whether the record at `end - 1` is the one before the place.
+
+        None if the node does not say: its log ends before that record, or is of another history;
+        the record is gone, or was not confirmed again; no epoch names who wrote it.
+        """
+        if end <= 0 or not names_writer(before):
+            return None
+        reply = self._pull(key, api.Position(end - 1, *before))
+        if reply.status is not api.PullStatus.FOUND or reply.next_queue_offset != end:
+            return None
+        return end == place.next and reply.last_offset == before.offset
+
+    def _start_of_other(self, key: TopicPartition, place: QueuePlace) -> int | None:
+        """Return where the queue of another log starts; None if it is not sure that it is another.
+
+        The master that wrote the record before the place cannot be behind it: while it is master,
+        in one epoch, its queues keep what they have, whether that is readable yet or not.
+        """
+        before, node = place.before, self._node
+        if before is None or not names_writer(before) or self._writer() != (node, before.epoch):
+            return None
+        reply = self._pull(key, api.Position(place.next - 1))
+        if self._writer() != (node, before.epoch):  # else another node may have answered
+            return None
+        is_other = reply.max_queue_offset < place.next
+        if reply.status is api.PullStatus.FOUND and reply.next_queue_offset == place.next:
+            is_other = reply.last_offset != before.offset
+        return reply.min_queue_offset if is_other else None
+
+    def _writer(self) -> tuple[str | None, int] | None:
+        """Return the node that answers, and the epoch in which it writes; None of a slave."""
+        info = expect(api.Map, self._ask(api.AskMap)[0]).map
+        return (self._node, info.epoch) if info.writable else None
 
     def _pull(self, key: TopicPartition, position: api.Position) -> api.Pulled:
         """Ask for one message; its records are not looked at."""

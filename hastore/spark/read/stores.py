@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from hastore.errors import CorruptRecordError, PositionLostError, StoreBrokenError, StoreError
-from hastore.ha.rules.epochs import FORGOTTEN_EPOCH, Standing, check_position, epoch_of
+from hastore.ha.rules.epochs import (
+    CLASSIC_EPOCH,
+    FORGOTTEN_EPOCH,
+    Standing,
+    check_position,
+    epoch_of,
+)
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -442,6 +448,14 @@ def valid_end(history: Entries | None, last: Stored | None) -> int | None:
     return next((start for epoch, start in history if epoch > last.epoch), None)
 
 
+def names_writer(before: Stored) -> bool:
+    """Return whether the epoch says which node wrote a record.
+
+    Then equal epochs mean equal bytes; if a queue has another record there, the log is another one.
+    """
+    return before.epoch not in (None, CLASSIC_EPOCH, FORGOTTEN_EPOCH)
+
+
 class PathHead(_Folder):
     """A store's directory. The epochs come from the node's state, which a RocketMQ store lacks."""
 
@@ -509,9 +523,28 @@ class PathHead(_Folder):
         if history is None or place.before.epoch is None:
             return self._compare(key, place, place.before, limit)
         standing, at = check_position(history, limit, place.before.epoch, place.before.offset)
-        if standing is not Standing.LOST:
-            return PlaceVerdict(standing, place)
-        return PlaceVerdict(standing, self._common(key, place, at, limit, history))
+        if standing is Standing.LOST:
+            return PlaceVerdict(standing, self._common(key, place, at, limit, history))
+        if standing is Standing.AGREED and self._differs(key, place, place.before, limit):
+            low, _ = self._reader.queue_range(*key) or (0, 0)
+            return PlaceVerdict(Standing.LOST, QueuePlace(low))
+        return PlaceVerdict(standing, place)
+
+    def _differs(self, key: TopicPartition, place: QueuePlace, before: Stored, limit: int) -> bool:
+        """Return whether the queue has another record before a place, though the epochs agree.
+
+        A queue that replay has not filled yet, or whose records are gone, does not say.
+        """
+        bounds = self._reader.queue_range(*key)
+        if bounds is None or not names_writer(before):
+            return False
+        last = min(place.next, bounds[1]) - 1
+        found = self._stored(key, last, limit) if last >= bounds[0] else None
+        if found is None:
+            return False
+        if last == place.next - 1:
+            return found.offset != before.offset
+        return found.offset >= before.offset
 
     def _compare(
         self, key: TopicPartition, place: QueuePlace, before: Stored, limit: int

@@ -15,6 +15,7 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import REAL
 from hastore.ha.rules.epochs import FORGOTTEN_EPOCH, Standing
+from hastore.record.codec import build_record
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark.arrow.batch import BatchBuilder
@@ -31,7 +32,7 @@ from hastore.spark.stream_driver import StreamDriver
 from hastore.store.offline.reader import StoreReader
 from hastore.store.state.limits import Limits, LimitsPage
 from tests.api_fakes import FakeBackend
-from tests.spark.read.test_server_reader import ALL, fill, serving
+from tests.spark.read.test_server_reader import ALL, HOST, fill, serving
 from tests.spark.stores import numbered, write_store
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -151,6 +152,30 @@ def test_a_rocketmq_store_has_no_epochs_but_a_changed_record_is_noticed(tmp_path
     assert beyond == (Standing.LOST, place)
 
 
+def test_a_path_finds_that_the_log_is_another_one_of_the_same_epoch(store):
+    head = PathHead(str(store.root))
+    other = QueuePlace(7, Stored(65_537, store.at(12) + 1))
+    assert standings(head, q0=other)["q0"] == (Standing.LOST, QueuePlace(0))
+    # Eleven messages of the queue, but the log is longer: the last of the ten is beyond.
+    beyond = QueuePlace(11, Stored(65_537, store.at(17)))
+    assert standings(head, q0=beyond)["q0"] == (Standing.LOST, QueuePlace(0))
+
+
+def test_over_a_path_only_what_differs_for_certain_is_another_log(store, monkeypatch):
+    head = PathHead(str(store.root))
+    last = QueuePlace(10, Stored(65_537, store.at(18)))
+    not_replayed = QueuePlace(11, Stored(65_537, store.at(19)))
+    forgotten = QueuePlace(7, Stored(FORGOTTEN_EPOCH, store.at(12) + 1))
+    for place in (last, not_replayed, forgotten):
+        assert standings(head, q0=place)["q0"] == (Standing.AGREED, place)
+    store.set_readable(store.at(12))  # this replica is behind
+    assert standings(head, q0=last)["q0"] == (Standing.BEHIND, last)
+    store.set_readable(store.end)
+    gone = QueuePlace(5, Stored(65_537, store.at(8) + 1))
+    monkeypatch.setattr(StoreReader, "min_offset", store.at(12))  # retention
+    assert standings(head, q0=gone)["q0"] == (Standing.AGREED, gone)
+
+
 def test_a_task_over_a_path_stops_where_a_later_epoch_begins(store, monkeypatch):
     last = Stored(65_537, store.at(18))
     span = QueueRange("t", 0, 0, 10, store.end, last=last)
@@ -199,6 +224,17 @@ def test_where_the_records_of_a_log_end(history, last, end):
 
 
 # -- nodes
+
+
+def other_record(number):
+    return build_record(
+        "other",
+        str(number).encode(),
+        queue_id=0,
+        properties=[],
+        born_timestamp_ms=number,
+        born_host=HOST,
+    )
 
 
 def cut(node, count, epoch):
@@ -282,6 +318,47 @@ def test_nodes_find_a_cut_and_a_task_stops_there():
             pytest.raises(PositionLostError, match="failOnDataLoss"),
         ):
             list(backend.read_queue(span, BatchBuilder(ALL)))
+        head.close()
+
+
+@pytest.mark.parametrize(("count", "others"), [(8, 0), (20, 0), (60, 0), (8, 40), (0, 0), (0, 9)])
+def test_nodes_find_that_the_log_is_another_one_of_the_same_epoch(count, others):
+    """As after all disks were lost: the first epoch of the new group is that of the old one."""
+    old, new = FakeBackend(), FakeBackend()
+    fill(old.store, 40)
+    with serving(old) as bootstrap:
+        head = ServerHead(bootstrap)
+        places = head.locate({T0: 10, T1: 10}, {T0: 0, T1: 0})
+        head.close()
+    fill(new.store, count, body_bytes=30 if count > 20 else 9)
+    for n in range(others):
+        new.store.put_encoded([other_record(n)])
+    with serving(new) as bootstrap:
+        head = ServerHead(bootstrap)
+        head.available(["t"])
+        assert head.check(places)[T0] == (Standing.LOST, QueuePlace(0))
+        head.close()
+
+
+def test_of_nodes_only_what_differs_for_certain_is_another_log():
+    node = FakeBackend()
+    fill(node.store, 20)
+    with serving(node) as bootstrap:
+        head = ServerHead(bootstrap)
+        head.available(["t"])
+        places = head.locate({T0: 10}, {T0: 0})
+        offset = places[T0].before.offset
+        assert head.check(places)[T0] == (Standing.AGREED, places[T0])
+        node.store.confirmed = offset  # its slaves are new: the record is not confirmed again
+        assert head.check(places)[T0].standing is Standing.BEHIND
+        node.store.confirmed = None
+        later = {T0: QueuePlace(12, Stored(131_074, offset + 500))}
+        assert head.check(later)[T0] == (Standing.BEHIND, later[T0])  # a master that was replaced
+        node.writable = False
+        behind = {T0: QueuePlace(12, Stored(65_537, offset + 500))}
+        assert head.check(behind)[T0] == (Standing.BEHIND, behind[T0])  # a slave may lag
+        unnamed = {T0: QueuePlace(5, Stored(FORGOTTEN_EPOCH, offset + 1))}
+        assert head.check(unnamed)[T0].standing is not Standing.LOST
         head.close()
 
 

@@ -415,6 +415,35 @@ def test_a_cut_is_reported_or_continued_at_the_common_position(log):
     assert query.run() == []
 
 
+def test_another_log_is_named_as_such_and_read_from_its_start(log):
+    query = Query(log, startingOffsets="earliest")
+    query.run()
+    log.epoch -= 65_536  # so that the history has another epoch before the old one's messages
+    log.messages, log.history = [], [(log.epoch, 0), (log.epoch + 131_072, 0)]
+    log.put(T0, 2)
+    log.put(T1, 9)
+    text = "record before offset 5 of t-0 is not in this log: a failover cut it away, or this is an"
+    query.start_run()
+    with pytest.raises(PositionLostError, match=text):
+        query.run()
+    query.raw["failOnDataLoss"] = "false"
+    query.start_run()
+    assert query.run() == [list(range(8, 19))]
+
+
+def test_a_position_beyond_its_queue_is_compared_until_the_queue_has_grown(log):
+    query = Query(log, startingOffsets="earliest")
+    query.run()
+    log.put(T0, 1)
+    del log.messages[-2]  # t-1 ends before the position, but the log does not
+    query.start_run()
+    start = from_json(query.offsets[-1])
+    for _ in range(2):
+        log.checks = 0
+        query.driver.latest_offset(start, limited=True)
+        assert log.checks > 0
+
+
 def test_a_cut_is_noticed_although_the_offsets_grow(log):
     query = Query(log, startingOffsets="earliest")
     query.run()
