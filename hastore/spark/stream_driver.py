@@ -11,6 +11,7 @@ must begin elsewhere because messages are gone, the next batch's offset holds it
 follows the rules of Spark's Kafka source.
 """
 
+import logging
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +27,10 @@ from hastore.spark.read.backend import Head, PlaceVerdict, QueuePlace
 from hastore.spark.read.planning import matching, select
 from hastore.spark.stream_offsets import Places, StreamOffset
 
+log = logging.getLogger(__name__)
+
 BEHIND_STEP_S = 0.05
+WARN_S = 30.0  # a batch that waits so long for a store says so in the log
 _REMEDY = "set failOnDataLoss to false to continue with the messages that are available"
 
 
@@ -110,7 +114,7 @@ class StreamDriver:
         if gone:
             self._lose(f"{_names(gone)} are in the query's checkpoint, but not in this batch")
         first = self._ends.verify({key: starts[key] for key in end.places})
-        last = self._caught_up(end.places)
+        last = self._caught_up(end.places, starts, first)
         planned, edges, cut_short = {}, {}, {}
         for key in sorted(end.places):
             begin = self._begin(key, starts[key], first[key])
@@ -249,23 +253,39 @@ class StreamDriver:
                 self._lose(f"the new queue {key} begins at offset {place.next} instead of {first}")
         return late
 
-    def _caught_up(self, ends: Places) -> dict[TopicPartition, PlaceVerdict]:
+    def _caught_up(
+        self, ends: Places, starts: Places, first: Mapping[TopicPartition, PlaceVerdict]
+    ) -> dict[TopicPartition, PlaceVerdict]:
         """Return how the ends relate to the log; waits for a store that is behind them.
 
+        Only queues of which the batch has messages count, and no queue that a deletion has ended.
         Nodes need no wait here: a task waits until one of them has its messages.
         """
         patience = self._options.source.patience
-        deadline_ms = self._clock.monotonic_ms() + patience.later_s * 1_000.0
+        began_ms, warned = self._clock.monotonic_ms(), False
+        has_any = {
+            key
+            for key, end in ends.items()
+            if min(starts[key].next, first[key].common.next) < end.next
+        }
         while True:
             verdicts = self._ends.verify(ends)
             missing = [
                 key
                 for key, verdict in verdicts.items()
-                if verdict.standing is not Standing.LOST and self._end_of(key) < ends[key].next
+                if verdict.standing is not Standing.LOST
+                and key in has_any
+                and self._end_of(key) < ends[key].next
             ]
             if not missing or self._head.limit_offset() is None:
                 return verdicts
-            if self._clock.monotonic_ms() >= deadline_ms:
+            deleted = self._deleted(missing, ends)
+            if deleted:
+                self._lose(f"messages of {_names(deleted)} are gone")
+                has_any -= deleted
+                continue
+            waited_s = (self._clock.monotonic_ms() - began_ms) / 1_000.0
+            if waited_s >= patience.later_s:
                 if not any(verdicts[key].standing is Standing.BEHIND for key in missing):
                     self._lose(f"messages of {_names(missing)} are gone")
                     return verdicts
@@ -274,8 +294,20 @@ class StreamDriver:
                     f"did not catch up within {patience.later_s:g} s: wait until its node has, "
                     f"read from another replica, or raise the option {patience.option}"
                 )
+            if waited_s >= WARN_S and not warned:
+                warned = True
+                log.warning(
+                    "%s is behind the query's checkpoint in %s; waiting %.0f s more",
+                    self._head.where, _names(missing), patience.later_s - waited_s,
+                )  # fmt: skip
             time.sleep(BEHIND_STEP_S)
             self._ends.look(now=True)
+
+    def _deleted(self, keys: Collection[TopicPartition], ends: Places) -> set[TopicPartition]:
+        """Return the queues that are not there because a deletion ended them behind the batch."""
+        absent = [key for key in keys if key not in self._ends.ranges]
+        ended = self._head.ended(absent) if absent else {}
+        return {key for key, end in ended.items() if end >= ends[key].next}
 
     def _end_of(self, key: TopicPartition) -> int:
         there = self._ends.ranges.get(key)

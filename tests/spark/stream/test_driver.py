@@ -537,6 +537,50 @@ def test_a_store_behind_a_batch_is_waited_for_and_then_named(log, monkeypatch):
         query.run_batch()
 
 
+def no_wait(*_):
+    raise AssertionError("the batch waits")
+
+
+def test_a_queue_that_is_gone_is_not_waited_for(log, monkeypatch):
+    monkeypatch.setattr(driver_module.time, "sleep", no_wait)
+    query = Query(log, startingOffsets="earliest", failOnDataLoss="false")
+    query.run()
+    log.messages = [one for one in log.messages if one[0] == T0]  # t-1 is deleted
+    log.put(T0, 2)
+    assert query.run() == [[8, 9]]
+
+
+def test_a_planned_batch_does_not_wait_for_a_queue_that_a_deletion_has_ended(log, monkeypatch):
+    monkeypatch.setattr(driver_module.time, "sleep", no_wait)
+    query = Query(log, startingOffsets="earliest")
+    query.plan()
+    log.messages = [one for one in log.messages if one[0] == T0]
+    log.deleted[T1] = 3
+    with pytest.raises(PositionLostError, match="messages of t-1 are gone"):
+        query.run_batch()
+    query.raw["failOnDataLoss"] = "false"
+    query.start_run()
+    query.run_batch()
+    assert query.rows[0] == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_that_waits_for_a_store_says_so(log, monkeypatch):
+    query = Query(log, startingOffsets="earliest")
+    query.plan()
+    log.lag = 2
+    monkeypatch.setattr(driver_module, "WARN_S", 0.0)
+    said = []
+
+    def catch_up(text, *values):
+        said.append(text % values)
+        log.lag = 0
+
+    monkeypatch.setattr(driver_module.log, "warning", catch_up)
+    query.run_batch()
+    assert said == ["the log is behind the query's checkpoint in t-1; waiting 900 s more"]
+    assert len(query.rows[0]) == 8
+
+
 def test_a_topic_that_is_not_selected_any_more_is_a_loss(log):
     query = Query(log, startingOffsets="earliest")
     query.run()
