@@ -30,7 +30,8 @@ class Listing(Protocol):
     def check_right(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic, whether it exists or not.
 
-        Nodes list no such topic; without this it would be taken for one that does not exist.
+        Nodes list no such topic; without this it would be taken for one that does not exist. So it
+        would in a store's folder without messages in its queues: that raises ClientError.
         """
         ...
 

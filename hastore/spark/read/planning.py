@@ -160,8 +160,9 @@ def _cut(span: OffsetRange, low: int | None, high: int | None) -> OffsetRange:
 def select(strategy: Strategy, backend: Listing) -> dict[TopicPartition, OffsetRange]:
     """Return the partitions that the strategy selects.
 
-    Raises UsageError for a topic or partition that does not exist, and ForbiddenError for a topic
-    that the client has no right to. A pattern may match nothing.
+    Raises UsageError for a topic or partition that does not exist, ForbiddenError for a topic that
+    the client has no right to, and ClientError for one that a path does not show yet. A pattern may
+    match nothing.
     """
     available, where = backend.available(), backend.where
     topics = {key.topic for key in available}
@@ -176,6 +177,7 @@ def select(strategy: Strategy, backend: Listing) -> dict[TopicPartition, OffsetR
                 backend.check_right(key.topic)
                 raise UsageError(_no_topic(key.topic, topics, where))
             if key not in available:
+                backend.check_right(key.topic)
                 there = sorted(k.partition for k in available if k.topic == key.topic)
                 raise UsageError(
                     f"topic {key.topic!r} at {where} has no partition {key.partition}; "

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from hastore.errors import CorruptRecordError, PositionLostError, StoreBrokenError, StoreError
+from hastore.errors import (
+    ClientError,
+    CorruptRecordError,
+    PositionLostError,
+    StoreBrokenError,
+    StoreError,
+)
 from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,
     FORGOTTEN_EPOCH,
@@ -73,7 +79,17 @@ class _Folder:
         return {key: end for key, end in found.items() if end is not None}
 
     def check_right(self, topic: str) -> None:
-        """Do nothing: whoever may read the files may read all topics."""
+        """Raise ClientError for a topic that exists, but has a queue without a message.
+
+        A folder shows only queues with messages. Whoever may read it may read all topics.
+        """
+        count = self._reader.configured_queues(topic)
+        if count is not None and len(self._ranges({topic})) < count:
+            raise ClientError(
+                f"topic {topic!r} at {self.where} has {count} queues, and not each has a message "
+                "in this store yet: a path shows only those that have; wait for the first "
+                "message, or read from nodes"
+            )
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""

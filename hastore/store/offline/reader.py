@@ -55,7 +55,8 @@ class StoreReader:
         self._queues = QueueFiles(path, fs)
         self.form: LogFormat = self._files.form  # of the log
         self._whole = 0  # the end of the last whole record that was found in a RocketMQ store
-        self._begins: tuple[tuple[int, ...], dict[str, int]] = (), {}  # a cache
+        # A cache: the state of the files, where deleted topics begin, and the queues of the others.
+        self._known: tuple[tuple[int, ...], dict[str, int], dict[str, int]] = (), {}, {}
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -283,6 +284,14 @@ class StoreReader:
             return end
         return None
 
+    def configured_queues(self, topic: str) -> int | None:
+        """Return how many queues a topic has, with and without messages; None if no record says.
+
+        Topics that nobody made or changed have no such record.
+        """
+        self._hidden(self.limit_offset)
+        return self._known[2].get(topic)
+
     def queue_units(
         self,
         topic: str,
@@ -390,8 +399,8 @@ class StoreReader:
         saved = read_or_empty(self._fs, path, FILE_BYTES_MAX)
         known = self._queues.queue_range(TOPICS_TOPIC, TOPICS_QUEUE, low, limit) or (0, 0)
         state = (*known, low, zlib.crc32(saved))
-        if state == self._begins[0]:
-            return self._begins[1]
+        if state == self._known[0]:
+            return self._known[1]
         found = (decode_topics(saved) or SavedTopics({}, 0)).at(limit)
         entries, start = dict(found.entries), found.offset
         units = self._queues.units(TOPICS_TOPIC, TOPICS_QUEUE, None, None, low, limit)
@@ -401,8 +410,10 @@ class StoreReader:
             if change is not None:
                 apply_change(entries, change, offset)
         forget_removed(entries, low, lambda _name: True)
-        self._begins = state, begins_of(entries)
-        return self._begins[1]
+        configs = {name: one.config for name, one in entries.items() if one.config is not None}
+        queues = {name: config.read_queues for name, config in configs.items()}
+        self._known = state, begins_of(entries), queues
+        return self._known[1]
 
     def _file_of(self, offset: int) -> LogFile | None:
         """Return an offset's file; None after the last file.

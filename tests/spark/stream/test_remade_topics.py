@@ -5,15 +5,16 @@ import contextlib
 import pytest
 
 from hastore.config.model import RetentionConfig
-from hastore.errors import PositionLostError
+from hastore.errors import ClientError, PositionLostError, UsageError
 from hastore.pipeline.read_positions import ReadPosition, positions_as_state, unread
+from hastore.record.topic_records import TopicConfig
 from hastore.spark.options.offsets import TopicPartition
-from hastore.spark.options.source_options import parse_stream_options
-from hastore.spark.read.planning import open_backend, open_head
+from hastore.spark.options.source_options import parse_options, parse_stream_options
+from hastore.spark.read.planning import open_backend, open_head, select
 from hastore.spark.stream_driver import StreamDriver
 from hastore.spark.stream_offsets import StreamOffset
 from tests.server.api.test_filtered_pulls import TOPIC, Node
-from tests.store.append.test_topic_table import delete
+from tests.store.append.test_topic_table import create, delete
 from tests.store.kit import FILE_SIZE, message, opened, put
 
 T0, T1 = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -127,3 +128,19 @@ def test_of_a_topic_that_was_made_again_only_what_was_put_since_can_be_lost(begi
     node.put({}, queue=1)
     with pytest.raises(PositionLostError, match=r"TopicA-0 begins at offset 2 instead of 1"):
         follow(run("subscribePattern"), first)
+
+
+def test_a_path_says_that_a_topic_without_messages_has_none_yet(begin, tmp_path):
+    node, _ = begin
+    create(node.store, TopicConfig("made", 8, 8))
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    node.show()
+    text = "'made' at .* has 8 queues, and not each has a message in this store yet"
+    for by in ({"subscribe": "made"}, {"assign": '{"made":[0]}'}):
+        source = parse_options({"path": str(tmp_path), **by})
+        with open_backend(source) as backend, pytest.raises(ClientError, match=text):
+            select(source.strategy, backend)
+    for name in ("no such", TOPIC):
+        source = parse_options({"path": str(tmp_path), "subscribe": name})
+        with open_backend(source) as backend, pytest.raises(UsageError, match="there is no topic"):
+            select(source.strategy, backend)
