@@ -133,6 +133,31 @@ def follow(node):
     return node
 
 
+@pytest.mark.slow("a whole broker starts, twice")
+def test_a_broker_that_lost_its_end_is_not_followed(broker, make_slave):
+    """Without power it has lost what it had not flushed, and writes other messages there."""
+    node = make_slave(broker)[1]
+    broker.start(topics=["single"])
+    follow(node)
+    broker.produce("single", 20)
+    cut = broker.max_offset
+    broker.produce("single", 5, seed=2)
+    end = broker.max_offset
+    wait_at(node, end)
+    broker.peer.kill()
+    with (broker.root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(cut)
+        file.write(bytes(end - cut))
+    broker.start(topics=["single"])
+    assert broker.max_offset == cut
+    lacks = f"it sends nothing from {cut} on, but this log ends at {end}"
+    node.wait_status(lambda s: lacks in str(s["problems"]), "the problem", LIMIT_S)
+    broker.produce("single", 40, seed=3)
+    others = f"are not those of this log, which ends at {end}"
+    node.wait_status(lambda s: others in str(s["problems"]), "the other bytes", LIMIT_S)
+    assert node.status()["max_offset"] == end
+
+
 @pytest.mark.slow("a whole broker starts, and finishes what it does in the background")
 def test_all_kinds_of_messages(broker, make_slave, tmp_path):
     group = make_slave(broker)

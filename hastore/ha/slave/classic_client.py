@@ -4,7 +4,8 @@ protocol (docs/ha-link.md).
 The protocol has no handshake, identity or epoch: the received bytes are epoch 0 of this log's
 history. An empty log starts at the offset of the master's first frame, also if an earlier link has
 brought heartbeats only: a RocketMQ master sends whoever reports 0 its last file. If the log is not
-empty, each frame and heartbeat must continue it exactly.
+empty, its end is compared with the master's bytes first (classic_end.py). From there on each frame
+and heartbeat must continue it exactly.
 
 RocketMQ can write an unreadable record: its topic has at most 127 characters, but more than 127
 bytes. At its next start RocketMQ cuts this record and all that follows. This slave does not keep
@@ -15,9 +16,10 @@ before the record. It follows again when the master has something else at that o
 import logging
 import socket
 
-from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
+from hastore.errors import CorruptRecordError, GroupDisagrees, HastoreError, ProtocolError
 from hastore.ha.hello.peer import (
     Deadline,
+    break_link,
     connect,
     receive_exactly,
     split_address,
@@ -26,6 +28,7 @@ from hastore.ha.hello.peer import (
 from hastore.ha.node.member import Member
 from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
+from hastore.ha.slave.classic_end import compare_end
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
 from hastore.ha.slave.ha_client import Follower
 from hastore.ha.slave.slave_stream import SlaveStream
@@ -53,6 +56,7 @@ class ClassicHAClient(Follower):
         super().__init__(member, f"connecting to the RocketMQ master {address}")
         self._address = address
         self._unreadable = b""  # the first bytes of the unreadable record that was cut off
+        self._comparing: socket.socket | None = None  # a link that is no stream yet
 
     def run(self) -> None:
         """Connect and stream until stopped."""
@@ -63,6 +67,9 @@ class ClassicHAClient(Follower):
                 if not self._master_sends_same():
                     self._follow()
                     self._note_problem(f"the RocketMQ master {self._address} closed the link")
+            except GroupDisagrees as error:
+                self._note_problem(f"RocketMQ master {self._address}: {error}", logging.ERROR)
+                self.notice = self.problem
             except (HastoreError, OSError) as error:
                 self._note_problem(f"RocketMQ master {self._address}: {error}")
             if self._retry_now.wait(RECONNECT_S):
@@ -71,13 +78,39 @@ class ClassicHAClient(Follower):
     def _follow(self) -> None:
         with connect(split_address(self._address), CONNECT_S) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream = ClassicStream(self._member, sock)
+            rest = self._compare_end(sock)
+            stream = ClassicStream(self._member, sock, rest)
             warn_of_tampering(self._address, "the RocketMQ master", "its protocol knows no secret")
             try:
                 self._run_stream(stream, None, f"following the RocketMQ master {self._address}")
             except CorruptRecordError:
                 self._cut_unreadable(stream.replayed)
                 raise
+
+    def _compare_end(self, sock: socket.socket) -> bytes:
+        """Compare this log's end with the master's bytes; return what the stream begins with."""
+        member = self._member
+        rest = b""
+        if member.store.max_offset > member.store.min_offset:
+            with self._lock:
+                self._comparing = sock
+            try:
+                if self.stopping.is_set():  # stop() may have come before the link was set
+                    return rest
+                silence_ms = member.config.ha.housekeeping_interval_ms
+                rest = compare_end(sock, member.store, member.clock, silence_ms)
+            finally:
+                with self._lock:
+                    self._comparing = None
+        self.notice = None
+        return rest
+
+    def drop_link(self) -> None:
+        """Close the link, also one that is no stream yet, and connect again at once."""
+        with self._lock:
+            if self._comparing is not None:
+                break_link(self._comparing, "the RocketMQ master")
+        super().drop_link()
 
     def _cut_unreadable_tail(self) -> None:
         """Cut off an unreadable record that this node had received but not cut when it stopped.
@@ -126,9 +159,9 @@ class ClassicHAClient(Follower):
 
 
 class ClassicStream(SlaveStream):
-    """The link to a RocketMQ master."""
+    """The link to a RocketMQ master; `rest`: the header of the frame that it is in."""
 
-    def __init__(self, member: Member, sock: socket.socket) -> None:
+    def __init__(self, member: Member, sock: socket.socket, rest: bytes) -> None:
         super().__init__(
             member,
             sock,
@@ -138,6 +171,12 @@ class ClassicStream(SlaveStream):
             control_frames=False,
         )
         self.replayed, self._moved_ms = -1, 0.0
+        self._rest = rest
+
+    def _receive(self) -> None:
+        if self._rest:
+            self._receive_bytes(memoryview(self._rest))
+        super()._receive()
 
     def _open_gate(self) -> None:
         member = self._member
