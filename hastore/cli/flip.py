@@ -89,6 +89,12 @@ def promote(
     """
     target = _target(path, "promote", remote)
     config, before, place = target.config, target.before, target.place
+    lacks = 0 if before is None else before.get("classic_lag_bytes") or 0
+    if lacks:
+        print_note(
+            f"{node_name(config)} lacks {lacks:,} bytes of the RocketMQ broker's log, as the broker"
+            " said last: they are lost in hastore unless they reach it before this promotion"
+        )
     present = place.role()
     if present is None and before is not None:  # no valid object in the registry
         present = Role(before["role"])

@@ -340,9 +340,14 @@ def no_master_text(statuses: list[Status], silent: Sequence[Status] = ()) -> str
     if copies:
         verb = "follows" if len(copies) == 1 else "follow"
         broker = copies[0]["classic_master"]
+        late = "".join(
+            f"; node {one['node']} is {one['classic_lag_bytes']:,} bytes behind it"
+            for one in copies
+            if one.get("classic_lag_bytes")
+        )
         return (
             f"no node takes writes; {_named(copies)} {verb} the RocketMQ master {broker}, which "
-            "does"
+            f"does{late}"
         )
     alive = _perhaps_alive(statuses, silent)
     if alive is not None:

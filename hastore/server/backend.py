@@ -7,7 +7,7 @@ the state of store, replication and role. Any thread may call every method.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -292,6 +292,8 @@ class NodeBackend(BaseBackend):
     ) -> None:
         super().__init__(node, store, transfer, retention)
         self._take_over = take_over
+        # How many bytes of its RocketMQ master's log this node lacks; Node sets it.
+        self.classic_lag: Callable[[], int | None] = lambda: None
         self.never_flushed = ha.never_flushed
         self._member = member
         self._ha = ha
@@ -495,6 +497,7 @@ class NodeBackend(BaseBackend):
             "master": self._master_node(),
             "unlinked": self._unlinked(),
             "classic_master": self.classic_master(),
+            "classic_lag_bytes": self.classic_lag(),
             "promised_epoch": data.promised_epoch,
             "dispatched_offset": self.store.dispatched_offset,
             "push2_slave_max_offset": self._ha.push2_slave_max_offset,

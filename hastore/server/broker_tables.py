@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from hastore.errors import CorruptRecordError, MessageIllegalError
+from hastore.errors import UNREADABLE, CorruptRecordError, MessageIllegalError
 from hastore.protocol.api import Group, Name
 from hastore.protocol.remoting import Code, encode_body
 from hastore.record.delays import MAX_LEVELS, RETRY_PREFIX
@@ -63,6 +63,13 @@ GROUPS = Table(
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "config/subscriptionGroup.json", "subscriptionGroupTable"
 )
 TABLES = (TOPICS, POSITIONS, DELAYS, GROUPS)
+
+
+class LogRange(NamedTuple):
+    """The first offset of a log, and its end."""
+
+    first: int
+    end: int
 
 
 class Read(NamedTuple, Generic[T]):
@@ -192,6 +199,19 @@ def read_delays(raw: bytes) -> dict[int, int]:
         }
     except ValueError as why:
         raise CorruptRecordError(f"no delayOffset.json of RocketMQ: {why}") from why
+
+
+def read_log_range(raw: bytes) -> LogRange:
+    """Return where a broker's log begins and ends, as the answer to 28 says.
+
+    Raises CorruptRecordError.
+    """
+    try:
+        table = msgspec.json.decode(raw)["table"]
+        names = "commitLogMinOffset", "commitLogMaxOffset"
+        return LogRange(*(_number(table[name], _LONG_MAX) for name in names))
+    except (*UNREADABLE, LookupError, TypeError, ValueError) as why:
+        raise CorruptRecordError(f"no runtime info of RocketMQ: {why!r:.200}") from why
 
 
 def merged(table: Table, known: bytes, news: bytes) -> bytes:

@@ -11,6 +11,9 @@ read: what the broker refuses, cuts off or garbles changes nothing. Of offsets w
 not name stays, as RocketMQ's slaves keep it, but for positions of a topic that was deleted. A node
 whose log has an epoch of its own group writes them no more: the broker is not its master then.
 
+It also asks where the broker's log begins and ends (28): the HA link does not say how much a slave
+lacks, nor that the broker has removed the place where a slave's log ends, and sends nothing more.
+
 The question is repeated every EVERY_S while the HA link is up. A broker that cannot be asked is
 said once, and again when the reason changes.
 """
@@ -25,6 +28,7 @@ from hastore.clock import Clock
 from hastore.config.classic_key import Credentials
 from hastore.errors import CorruptRecordError, HastoreError
 from hastore.fs.filesystem import FileSystem, read_or_empty
+from hastore.protocol.remoting import Code
 from hastore.server.broker_client import BrokerClient
 from hastore.server.broker_tables import (
     DELAYS,
@@ -33,11 +37,13 @@ from hastore.server.broker_tables import (
     POSITIONS,
     TABLES,
     TOPICS,
+    LogRange,
     Table,
     merged,
     named,
     read_delays,
     read_groups,
+    read_log_range,
     read_positions,
     read_topics,
     without_deleted,
@@ -72,11 +78,13 @@ class BrokerTables(Service):
         clock: Clock,
         *,
         follows: Callable[[], bool],
+        own_log: Callable[[], LogRange | None],
         on_failure: OnFailure,
         every_s: float = EVERY_S,
     ) -> None:
         """Prepare; `follows()`: whether the broker is this node's master now.
 
+        `own_log()` is None once the log has an epoch of its own group.
         `credentials()` may raise ConfigError.
         """
         super().__init__("BrokerTables", on_failure=on_failure)
@@ -86,6 +94,8 @@ class BrokerTables(Service):
         self._credentials = credentials
         self._clock = clock
         self._follows = follows
+        self._own_log = own_log
+        self._log: LogRange | None = None  # of the broker, as it said last
         self._every_s = every_s
         self._last: dict[Table, bytes] = {}  # the answers that the files have
         self._left_out: dict[Table, str] = {}
@@ -110,6 +120,7 @@ class BrokerTables(Service):
                         self._take(table, client.ask(table.code))
                     except HastoreError as failure:  # of this table; the others may be fine
                         problem = problem or f"{table.file}: {failure}"
+                self._ask_log(client)
         except ConnectionError as failure:
             refused = isinstance(failure, ConnectionRefusedError)
             # By a reset or by its end: that depends on the moment, and must be said once.
@@ -126,8 +137,40 @@ class BrokerTables(Service):
 
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
-        follows = self.problem is not None and self._follows()
-        return [self._text(self.problem)] if follows and self.problem is not None else []
+        found, follows = self._problems_of_log(), self._follows()
+        if self.problem is not None and follows:
+            found.append(self._text(self.problem))
+        return found
+
+    def lag(self) -> int | None:
+        """Return how many bytes the broker's log had beyond this one when it was asked last."""
+        own = self._own_log()
+        return None if own is None or self._log is None else max(0, self._log.end - own.end)
+
+    def _problems_of_log(self) -> list[str]:
+        own, broker = self._own_log(), self._log
+        if own is None or broker is None or own.first == own.end:
+            return []
+        if own.end < broker.first:
+            return [
+                f"this log ends at {own.end}, but that of the RocketMQ broker {self._address} has"
+                f" nothing before {broker.first} any more, so this node gets no more messages: stop"
+                " it, move its store away, and start it with a new copy of the broker's log"
+            ]
+        if own.end < broker.end and not self._follows():
+            return [
+                f"this node follows no more, and lacks {broker.end - own.end} bytes of the log of"
+                f" the RocketMQ broker {self._address}, which reached {broker.end} when it was"
+                " asked last: a promotion would lose them; let this node follow to the end first"
+            ]
+        return []
+
+    def _ask_log(self, client: BrokerClient) -> None:
+        """Ask where the broker's log begins and ends; what is no answer changes nothing."""
+        try:
+            self._log = read_log_range(client.ask(Code.GET_BROKER_RUNTIME_INFO))
+        except (HastoreError, OSError) as failure:
+            log.debug("the broker %s does not say where its log is: %s", self._address, failure)
 
     def _text(self, problem: str) -> str:
         return (

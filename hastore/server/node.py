@@ -21,6 +21,7 @@ from hastore.protocol.hello import Purpose
 from hastore.registry.remembered import RegistryMemory
 from hastore.server.backend import NodeBackend
 from hastore.server.base_node import BaseNode, read_secret, store_host
+from hastore.server.broker_tables import LogRange
 from hastore.server.broker_tables_service import BrokerTables, broker_address
 from hastore.server.callbacks import connect_replication, connect_roles
 from hastore.server.http_server import HttpServer
@@ -134,11 +135,20 @@ class Node(BaseNode):
         if ha.classic_master is None:
             return None
         key_file = ha.classic_key_file
-        return BrokerTables(
+        made = BrokerTables(
             fs, config.store.root, broker_address(ha.classic_master, ha.classic_broker),
             lambda: None if key_file is None else read_credentials(key_file), clock,
-            follows=lambda: self.backend.classic_master() is not None, on_failure=self._on_failure,
+            follows=lambda: self.backend.classic_master() is not None,
+            own_log=self._copied_log, on_failure=self._on_failure,
         )  # fmt: skip
+        self.backend.classic_lag = made.lag
+        return made
+
+    def _copied_log(self) -> LogRange | None:
+        """Return where the log of a RocketMQ master's slave is; None if it has an own epoch."""
+        if self.member.open_epoch or self.member.state.last_epoch != CLASSIC_EPOCH:
+            return None
+        return LogRange(self.store.min_offset, self.store.max_offset)
 
     def own_problems(self) -> list[str]:
         """Return what is wrong with this node itself, and with what a broker hands over."""

@@ -18,10 +18,18 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.classic_key import Credentials, read_credentials
 from hastore.errors import ConfigError
 from hastore.fs.filesystem import REAL
-from hastore.protocol.remoting import Answer, Frame, RemotingWire, answer_to, encode_frame
+from hastore.protocol.remoting import Answer, Code, Frame, RemotingWire, answer_to, encode_frame
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, signer
 from hastore.server import broker_client
-from hastore.server.broker_tables import DELAYS, GROUPS, POSITIONS, TABLES, TOPICS, Table
+from hastore.server.broker_tables import (
+    DELAYS,
+    GROUPS,
+    POSITIONS,
+    TABLES,
+    TOPICS,
+    LogRange,
+    Table,
+)
 from hastore.server.broker_tables_service import BrokerTables, broker_address
 from hastore.server.delays_taken import read_offsets
 from hastore.service import raise_failure
@@ -65,12 +73,18 @@ class Broker:
         self.replies: dict[int, Reply] = {}
         self.asked: list[Frame] = []
         self.give(GOOD)
+        self.has_log(0, 5000)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
     def give(self, tables: dict[Table, bytes]) -> None:
         self.replies.update({table.code: body(raw) for table, raw in tables.items()})
+
+    def has_log(self, first: object, end: object) -> None:
+        table = {"commitLogMinOffset": first, "commitLogMaxOffset": end, "brokerVersion": "1"}
+        raw = json.dumps({"table": table}).encode()
+        self.replies[Code.GET_BROKER_RUNTIME_INFO] = body(raw)
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -98,10 +112,11 @@ class Slave:
     def __init__(self, root: Path, broker: Broker, key: Path | None = None) -> None:
         self.root = root
         self.follows = True
+        self.log: LogRange | None = LogRange(0, 5000)
         self.service = BrokerTables(
             REAL, str(root), broker.address,
             lambda: None if key is None else read_credentials(str(key)), SYSTEM_CLOCK,
-            follows=lambda: self.follows, on_failure=raise_failure,
+            follows=lambda: self.follows, own_log=lambda: self.log, on_failure=raise_failure,
         )  # fmt: skip
 
     def file(self, table: Table) -> bytes:
@@ -125,7 +140,7 @@ def test_all_tables_are_kept(slave: Slave, broker: Broker) -> None:
     slave.service.turn()
     assert slave.service.problem is None and slave.service.taken_ms is not None
     assert {table: slave.file(table) for table in TABLES} == GOOD
-    assert [frame.code for frame in broker.asked] == [21, 43, 45, 201]
+    assert [frame.code for frame in broker.asked] == [21, 43, 45, 201, 28]
     assert read_offsets(REAL, str(slave.root)) == {1: 7, 2: 0}
 
 
@@ -279,7 +294,7 @@ def test_requests_are_signed(tmp_path: Path, broker: Broker) -> None:
     key.chmod(0o600)
     slave = Slave(tmp_path, broker, key)
     slave.service.turn()
-    assert len(broker.asked) == 4
+    assert len(broker.asked) == 5
     for asked in broker.asked:
         fields = asked.fields
         assert fields[ACCESS_KEY] == "rocketmq2"
@@ -287,6 +302,54 @@ def test_requests_are_signed(tmp_path: Path, broker: Broker) -> None:
     key.chmod(0o644)
     slave.service.turn()
     assert str(key) in str(slave.service.problem)
+
+
+def test_how_much_of_the_brokers_log_is_missing(slave: Slave, broker: Broker) -> None:
+    assert slave.service.lag() is None
+    slave.log = LogRange(0, 4000)
+    broker.has_log("0", "5000")
+    slave.service.turn()
+    assert slave.service.lag() == 1000 and not slave.service.problems()
+    slave.follows = False  # the broker was stopped, or is gone
+    assert "lacks 1000 bytes" in slave.service.problems()[0]
+    slave.log = LogRange(0, 6000)  # what came since it was asked
+    assert slave.service.lag() == 0 and not slave.service.problems()
+    slave.log = None  # this node was promoted
+    assert slave.service.lag() is None and not slave.service.problems()
+
+
+def test_a_broker_that_has_removed_the_place_where_this_log_ends(
+    slave: Slave, broker: Broker
+) -> None:
+    """It sends heartbeats, and nothing more for ever."""
+    broker.has_log("5000", "9000")
+    slave.service.turn()
+    assert not slave.service.problems(), "it goes on there"
+    broker.has_log("5001", "9000")
+    slave.service.turn()
+    for slave.follows in (True, False):
+        (problem,) = slave.service.problems()
+        assert "ends at 5000" in problem and "nothing before 5001" in problem
+    slave.log = LogRange(0, 0)  # an empty store begins where the broker begins
+    assert not slave.service.problems()
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_broker_that_does_not_say_where_its_log_is(
+    slave: Slave, broker: Broker, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slave.service.turn()
+    monkeypatch.setattr(broker_client, "TIMEOUT_MS", 100.0 if how == "silence" else 60_000.0)
+    broker.replies[Code.GET_BROKER_RUNTIME_INFO] = BAD[how]
+    slave.service.turn()
+    assert slave.service.lag() == 0 and slave.service.problem is None
+
+
+@pytest.mark.parametrize("first", [-1, None, "x", 1.5, "9" * 30])
+def test_a_place_that_no_log_has(slave: Slave, broker: Broker, first: object) -> None:
+    broker.has_log(first, 7000)
+    slave.service.turn()
+    assert slave.service.lag() is None
 
 
 @pytest.mark.parametrize(

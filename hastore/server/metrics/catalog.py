@@ -49,6 +49,11 @@ CHAPTERS: dict[str, tuple[Metric, ...]] = {
         _gauge("hastore_promised_epoch", "The highest epoch that the node promised (mode classic)"),
         _gauge("hastore_term", "The node's term (mode dledger)"),
         _gauge(
+            "hastore_classic_lag_bytes",
+            "On a slave of a RocketMQ master: bytes of its log that this node lacks, as the broker "
+            "said last",
+        ),
+        _gauge(
             "hastore_acks",
             "How many other nodes must confirm a put that waits; mode dledger: a majority but one",
         ),

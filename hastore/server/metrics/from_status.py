@@ -10,7 +10,7 @@ _PLAIN = (
     *("epoch", "promised_epoch", "term", "acks", "unclean", "writable", "takes_default"),
     *("min_offset", "max_offset", "flushed_offset", "confirmed_offset", "readable_offset"),
     *("dispatched_offset", "ledger_begin_index", "ledger_end_index", "committed_index"),
-    *("topics", "rescued_bytes", "cut_messages", "waiting_puts"),
+    *("topics", "rescued_bytes", "cut_messages", "waiting_puts", "classic_lag_bytes"),
 )
 _FORWARDING = ("forwarded", "received", "held", "refused", "unknown")
 _ACL = ("signed", "unproved", "forbidden")
