@@ -482,6 +482,9 @@ class FakeBackend:
     def positions_elsewhere(self) -> str | None:
         return self.elsewhere
 
+    def note_classic_slave(self, address: str) -> None:
+        self.noted = address
+
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
         return self.kept.find(group, topic)
 

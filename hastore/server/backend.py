@@ -20,6 +20,7 @@ from hastore.protocol.api import MapInfo
 from hastore.protocol.dledger import Code
 from hastore.server.api.backend import ApiWaker
 from hastore.server.callbacks import connect_api
+from hastore.server.classic_slaves import ClassicSlaves
 from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.forwarding import ForwardCounts
 from hastore.server.role_service import RoleMode
@@ -131,6 +132,9 @@ class BaseBackend:
     def positions_elsewhere(self) -> str | None:
         """Return who knows the groups' positions while this node does not; None: it does."""
         return None
+
+    def note_classic_slave(self, address: str) -> None:
+        """Nobody follows: see ApiBackend."""
 
     def _role_reason(self) -> str | None:
         """Return why this node takes no puts in its role; None while it does."""
@@ -297,6 +301,8 @@ class NodeBackend(BaseBackend):
         self.never_flushed = ha.never_flushed
         self._member = member
         self._ha = ha
+        self._classics = ClassicSlaves(member, store, member.clock)
+        ha.refuse_classic = self._classics.refusal
         self._roles = roles
         self._registry = registry
 
@@ -424,6 +430,10 @@ class NodeBackend(BaseBackend):
         follows = client is not None and client.linked and client.master is None
         return self._member.config.ha.classic_master if follows else None
 
+    def note_classic_slave(self, address: str) -> None:
+        """Keep where a RocketMQ slave's broker answers."""
+        self._classics.note(address)
+
     # -- status ------------------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
@@ -437,6 +447,8 @@ class NodeBackend(BaseBackend):
             unconfirmable = self.can_confirm(False)
             if unconfirmable is not None:
                 found.append(f"synchronous puts are refused: {unconfirmable}")
+        if self._member.open_epoch and self._classics.problem is not None:
+            found.append(self._classics.problem)
         found += self._problems_of_acks()
         found += self._problems_of_membership()
         client = self._roles.client

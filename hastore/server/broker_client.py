@@ -8,7 +8,7 @@ from hastore.clock import Clock
 from hastore.config.classic_key import Credentials
 from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import Deadline, connect, receive_exactly, split_address
-from hastore.protocol.remoting import Answer, Frame, decode_frame, encode_frame
+from hastore.protocol.remoting import Answer, Code, Frame, decode_frame, encode_frame
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, sign
 
 ANSWER_MAX = 64 * 1024 * 1024  # bytes of one answer
@@ -39,8 +39,23 @@ class BrokerClient:
 
         Raises ProtocolError if the broker refuses it or answers nonsense, OSError.
         """
+        answer = self._exchange(code, {})
+        self._check(code, answer)
+        return answer.body
+
+    def view(self, offset: int) -> bytes | None:
+        """Return the record at an offset of the broker's log; None if it finds none there.
+
+        Raises ProtocolError if the broker refuses that, OSError.
+        """
+        answer = self._exchange(Code.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})
+        if answer.code == Answer.SYSTEM_ERROR:
+            return None
+        self._check(Code.VIEW_MESSAGE_BY_ID, answer)
+        return answer.body
+
+    def _exchange(self, code: int, fields: dict[str, str]) -> Frame:
         self._opaque += 1
-        fields: dict[str, str] = {}
         if self._credentials is not None:
             fields[ACCESS_KEY] = self._credentials.access_key
             fields[SIGNATURE] = sign(self._credentials.secret_key, fields, b"")
@@ -50,11 +65,12 @@ class BrokerClient:
         while True:
             answer = self._receive(deadline)
             if answer.is_answer and answer.opaque == self._opaque:
-                break  # else it is a request of the broker's, or late
+                return answer  # else it is a request of the broker's, or late
+
+    def _check(self, code: int, answer: Frame) -> None:
         if answer.code != Answer.SUCCESS:
             remark = (answer.remark or "")[:REMARK_MAX]
             raise ProtocolError(f"it refuses request {code} with {answer.code}: {remark}")
-        return answer.body
 
     def _receive(self, deadline: Deadline) -> Frame:
         (size,) = _SIZE.unpack(receive_exactly(self._sock, _SIZE.size, deadline))

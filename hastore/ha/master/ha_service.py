@@ -17,6 +17,7 @@ Any thread that finds the link broken calls `close(reason)`; only the first call
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,6 +106,8 @@ class HAService:
         self._appends = 0
         self._timed = member.counts.round_trips.waiting  # by connection
         self.forward_port = ForwardPort(member.clock)
+        # Why a RocketMQ slave at a host may not go on at its report; the node sets it.
+        self.refuse_classic: Callable[[str, int], str | None] = lambda host, report: None
 
     @property
     def failure(self) -> str | None:
@@ -591,6 +594,9 @@ class ReadSocketService(ConnectionReader[HAConnection]):
                 "ha.allow_classic_peers: true"
             )
         offset = connection.owner.classic_start(report)
+        why = report and connection.owner.refuse_classic(_host_of(connection.address), report)
+        if why:
+            raise ProtocolError(why)
         connection.classic = connection.spoken = True
         writer = connection.open_stream(offset, frame_bytes_max=CLASSIC_BODY_BYTES, classic=True)
         connection.owner.join_classic(connection, offset)

@@ -465,6 +465,10 @@ class ApiBackend(Protocol):
         """Return who knows the groups' positions while this node does not; None: it does."""
         ...
 
+    def note_classic_slave(self, address: str) -> None:
+        """Keep where a RocketMQ slave's broker answers."""
+        ...
+
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
         """Return the positions that retention has saved for a group in a topic, by queue."""
         ...

@@ -41,6 +41,8 @@ class SlaveRegistration:
         master = self._config.nodes.get(group.master_node or 0)
         if master is None or group.master_api is None:
             raise RemotingRefusal(Answer.SYSTEM_BUSY, "the group has no master now; ask again")
+        if address := request.frame.fields.get("brokerAddr"):
+            self._backend.note_classic_slave(address)
         fields = {
             "haServerAddr": master.ha,
             "masterAddr": group.master_api.removeprefix(_SCHEME),

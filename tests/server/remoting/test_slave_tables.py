@@ -235,6 +235,8 @@ def test_a_slave_is_told_who_its_master_is(node: Node) -> None:
     answer = register(registering(node))
     assert answer.code == Answer.SUCCESS and answer.body == b'{"table":{}}'
     assert answer.fields == {"haServerAddr": "127.0.0.1:22", "masterAddr": "127.0.0.1:12"}
+    shown: Any = node.backend
+    assert shown.noted == "127.0.0.1:10931"
     fields = {"brokerName": "g0", "brokerId": "1"}
     assert node.client.ask(Code.UNREGISTER_BROKER, fields).code == Answer.SUCCESS
 
