@@ -425,6 +425,7 @@ class FakeBackend:
         self.flush_sync = False
         self.entries: list[tuple[int, int]] = [(epoch, 0)]
         self.nodes: dict[int, str] = {}
+        self.ha_addresses: dict[int, str] = {}
         self.reading: list[int] | None = None  # who serves reads; None: all but the master
         self.master: int | None = node if writable else None
         self.gate_closed = False
@@ -481,6 +482,9 @@ class FakeBackend:
 
     def positions_elsewhere(self) -> str | None:
         return self.elsewhere
+
+    def ha_address(self, node: int) -> str | None:
+        return self.ha_addresses.get(node)
 
     def note_classic_slave(self, address: str) -> None:
         self.noted = address

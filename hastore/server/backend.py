@@ -133,6 +133,10 @@ class BaseBackend:
         """Return who knows the groups' positions while this node does not; None: it does."""
         return None
 
+    def ha_address(self, node: int) -> str | None:
+        """Return where a node's HA port is now; None for a node that is not known."""
+        raise NotImplementedError
+
     def note_classic_slave(self, address: str) -> None:
         """Nobody follows: see ApiBackend."""
 
@@ -301,7 +305,7 @@ class NodeBackend(BaseBackend):
         self.never_flushed = ha.never_flushed
         self._member = member
         self._ha = ha
-        self._classics = ClassicSlaves(member, store, member.clock)
+        self._classics = ClassicSlaves(member, store, member.clock, lambda: ha.classic_hosts)
         ha.refuse_classic = self._classics.refusal
         self._roles = roles
         self._registry = registry
@@ -430,6 +434,10 @@ class NodeBackend(BaseBackend):
         follows = client is not None and client.linked and client.master is None
         return self._member.config.ha.classic_master if follows else None
 
+    def ha_address(self, node: int) -> str | None:
+        """Return where a node's HA port is now; None for a node that is not known."""
+        return self._member.ha_address(node)
+
     def note_classic_slave(self, address: str) -> None:
         """Keep where a RocketMQ slave's broker answers."""
         self._classics.note(address)
@@ -447,8 +455,8 @@ class NodeBackend(BaseBackend):
             unconfirmable = self.can_confirm(False)
             if unconfirmable is not None:
                 found.append(f"synchronous puts are refused: {unconfirmable}")
-        if self._member.open_epoch and self._classics.problem is not None:
-            found.append(self._classics.problem)
+        if self._member.open_epoch:
+            found += self._classics.problems()
         found += self._problems_of_acks()
         found += self._problems_of_membership()
         client = self._roles.client
@@ -637,6 +645,11 @@ class DLedgerBackend(BaseBackend):
         followers = (one for one in self._driver.followers() if not one.is_learner)
         found = {one.node for one in followers if self._follower(one)["in_sync"]}
         return sorted(found - self.without_remoting())
+
+    def ha_address(self, node: int) -> str | None:
+        """Return where a node's HA port is now; None for a node that is not known."""
+        known = self.latest_config.nodes.get(node)
+        return None if known is None else known.ha
 
     def without_remoting(self) -> set[int]:
         """Return the linked nodes whose version knows no clients of RocketMQ."""

@@ -94,6 +94,7 @@ WRONG: dict[str, list[Any]] = {
     # -- of an Admin, and of Positions
     "begin_ms": [*MOMENTS, None],
     "end_ms": [*MOMENTS, None],
+    "before": ["5", b"5", [5], True, {}, 1.5, -1],
     "message_id": [5, None, b"00", ["00"], "00", "zz" * 16, True],
     "offsets": [
         None, 5, [0], "0", {}, {"0": 1}, {0: "1"}, {0: -1}, {-1: 0}, {0: None}, {0: True},

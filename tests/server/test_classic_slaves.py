@@ -11,7 +11,14 @@ import pytest
 
 from hastore.config.model import Role
 from hastore.protocol.remoting import Answer, Code
-from hastore.server.classic_slaves import GRACE_MS, ClassicSlaves
+from hastore.server.classic_slaves import (
+    BROKERS_MAX,
+    GRACE_MS,
+    RECENT_MS,
+    SLAVES_MAX,
+    STARTS_MAX,
+    ClassicSlaves,
+)
 from tests.ha.nodes import Group, HaNode
 from tests.server.test_broker_tables_service import Broker, Reply, body, code
 
@@ -52,11 +59,23 @@ def has(broker: Broker, log: bytes, *, first: int = 0) -> None:
     broker.replies[Code.GET_BROKER_RUNTIME_INFO] = body(raw)
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
+
+
+def slaves_of(node: HaNode, clock: Any = None, *, linked: tuple[str, ...] = ()) -> ClassicSlaves:
+    return ClassicSlaves(node.member, node.store, clock or node.member.clock, lambda: linked)
+
+
 def refusal(node: HaNode, broker: Broker, report: int) -> str:
-    slaves = ClassicSlaves(node.member, node.store, node.member.clock)
+    slaves = slaves_of(node)
     slaves.note(broker.address)
     why = slaves.refusal("127.0.0.1", report)
-    assert slaves.problem == why
+    assert slaves.problems() == ([why] if why else [])
     return why or ""
 
 
@@ -91,23 +110,80 @@ def test_what_the_slave_has_removed_is_not_compared(node: HaNode, broker: Broker
     assert refusal(node, broker, node.store.max_offset) == ""
 
 
+def test_a_tail_is_found_however_many_epochs_ago_the_logs_parted(
+    node: HaNode, broker: Broker
+) -> None:
+    start, report = node.state.history[-1].start, node.store.max_offset
+    for _ in range(STARTS_MAX + 1):
+        node.promote()
+        node.put(b"x")
+    has(broker, node.bytes()[:start] + b"\xff" * (report - start))
+    assert "is another one from" in refusal(node, broker, report)
+
+
 @pytest.mark.parametrize("registers", [False, True])
 def test_a_slave_that_cannot_be_asked_is_served_later_and_told(
     node: HaNode, broker: Broker, registers: bool
 ) -> None:
-    class Clock:
-        def __init__(self) -> None:
-            self.now_ms = 0.0
-
-        def monotonic_ms(self) -> float:
-            return self.now_ms
-
-    clock: Any = Clock()
-    slaves = ClassicSlaves(node.member, node.store, clock)
+    clock, end = Clock(), node.store.max_offset
+    slaves = slaves_of(node, clock, linked=("127.0.0.1",))
     broker.replies[Code.GET_BROKER_RUNTIME_INFO] = code(Answer.NO_PERMISSION)
     if registers:
         slaves.note(broker.address)
-    assert "nobody knows whether" in str(slaves.refusal("127.0.0.1", node.store.max_offset))
+    assert "nobody knows whether" in str(slaves.refusal("127.0.0.1", end))
     clock.now_ms = GRACE_MS
+    assert slaves.refusal("127.0.0.1", end) is None
+    assert "nobody knows whether" in slaves.problems()[0]
+    clock.now_ms *= 1000
+    assert len(slaves.problems()) == 1, "as long as it is served"
+    for _ in range(2):
+        assert slaves.refusal("127.0.0.1", end), "each new link waits anew"
+        clock.now_ms += RECENT_MS + 1
+
+
+def test_a_problem_ends_with_its_slave(node: HaNode, broker: Broker) -> None:
+    """It has started with an empty store, as it was told, or is gone."""
+    clock, end = Clock(), node.store.max_offset
+    slaves = slaves_of(node, clock)
+    slaves.note(broker.address)
+    has(broker, b"\xff" * end)
+    assert slaves.refusal("127.0.0.1", end) and slaves.refusal("10.0.0.9", end)
+    assert len(slaves.problems()) == 2
+    assert slaves.refusal("127.0.0.1", 0) is None
+    assert len(slaves.problems()) == 1 and "10.0.0.9" in slaves.problems()[0]
+    clock.now_ms += RECENT_MS + 1
+    assert slaves.problems() == []
+
+
+def test_of_two_brokers_at_one_host_the_one_whose_log_ends_there_is_asked(
+    node: HaNode, broker: Broker
+) -> None:
+    log, other = node.bytes(), Broker()
+    foreign = log + b"\xff" * 90
+    try:
+        has(broker, foreign[90:])  # as long as `log`, and nothing of it
+        has(other, log[:-1])
+        for first, second in ((broker, other), (other, broker)):
+            slaves = slaves_of(node)
+            slaves.note(first.address)
+            slaves.note(second.address)
+            assert "is another one" in str(slaves.refusal("127.0.0.1", len(log)))
+            assert slaves.refusal("127.0.0.1", len(log) - 1) is None
+            assert "nobody knows whether" in str(slaves.refusal("127.0.0.1", len(log) - 2))
+    finally:
+        other.close()
+
+
+def test_what_registers_is_bounded_and_the_newest_counts(node: HaNode, broker: Broker) -> None:
+    has(broker, node.bytes())
+    slaves = slaves_of(node)
+    for text in ("", "h", "h:", "h:abc", "h:99999", "h:0", "127.0.0.1:x"):
+        slaves.note(text)
+    assert not slaves._known
+    for number in range(2 * SLAVES_MAX):
+        slaves.note(f"10.0.{number}.1:10911")
+        slaves.note(f"127.0.0.1:{number + 1}")
+    assert len(slaves._known) == SLAVES_MAX
+    assert len(slaves._known["127.0.0.1"]) == BROKERS_MAX
+    slaves.note(broker.address)
     assert slaves.refusal("127.0.0.1", node.store.max_offset) is None
-    assert "nobody knows whether" in str(slaves.problem)

@@ -110,6 +110,11 @@ class HAService:
         self.refuse_classic: Callable[[str, int], str | None] = lambda host, report: None
 
     @property
+    def classic_hosts(self) -> set[str]:
+        """The hosts of the RocketMQ slaves that are served now."""
+        return {_host_of(one.address) for one in self._streams if one.classic}
+
+    @property
     def failure(self) -> str | None:
         """The last defect of this node that ended a connection; None: there was none."""
         return self.accepted.failure
@@ -594,7 +599,7 @@ class ReadSocketService(ConnectionReader[HAConnection]):
                 "ha.allow_classic_peers: true"
             )
         offset = connection.owner.classic_start(report)
-        why = report and connection.owner.refuse_classic(_host_of(connection.address), report)
+        why = connection.owner.refuse_classic(_host_of(connection.address), report)
         if why:
             raise ProtocolError(why)
         connection.classic = connection.spoken = True

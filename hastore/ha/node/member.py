@@ -150,6 +150,11 @@ class Member:
         """The client addresses of the group's nodes, as far as this node knows them."""
         return {number: one.api for number, one in sorted(self._addresses.items())}
 
+    def ha_address(self, node: int) -> str | None:
+        """Return where a node's HA port is, as far as this node knows."""
+        known = self._addresses.get(node)
+        return None if known is None else known.ha
+
     @functools.cached_property
     def counts_flushed(self) -> bool:
         """Whether this node, as master, counts only the synced part of its own log.

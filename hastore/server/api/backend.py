@@ -465,6 +465,10 @@ class ApiBackend(Protocol):
         """Return who knows the groups' positions while this node does not; None: it does."""
         ...
 
+    def ha_address(self, node: int) -> str | None:
+        """Return where a node's HA port is now; None for a node that is not known."""
+        ...
+
     def note_classic_slave(self, address: str) -> None:
         """Keep where a RocketMQ slave's broker answers."""
         ...

@@ -174,8 +174,8 @@ class Admin:
 
     def _followed(self, status: Mapping[str, Any]) -> str | None:
         """Return the address of the node that this one follows; None if it knows none."""
-        known = self._config.nodes.get(status["master"])
-        return status.get("classic_master") if known is None else known.ha
+        known = self._backend.ha_address(status["master"] or 0)
+        return status.get("classic_master") if known is None else known
 
     # -- configuration
 

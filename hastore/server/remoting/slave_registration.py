@@ -38,13 +38,13 @@ class SlaveRegistration:
         """Answer with the addresses of the group's master."""
         self._check(request)
         group = self._backend.master_map()
-        master = self._config.nodes.get(group.master_node or 0)
-        if master is None or group.master_api is None:
+        address = self._backend.ha_address(group.master_node or 0)
+        if address is None or group.master_api is None:
             raise RemotingRefusal(Answer.SYSTEM_BUSY, "the group has no master now; ask again")
-        if address := request.frame.fields.get("brokerAddr"):
-            self._backend.note_classic_slave(address)
+        if its_own := request.frame.fields.get("brokerAddr"):
+            self._backend.note_classic_slave(its_own)
         fields = {
-            "haServerAddr": master.ha,
+            "haServerAddr": address,
             "masterAddr": group.master_api.removeprefix(_SCHEME),
         }
         request.answer(Answer.SUCCESS, fields, encode_body({"table": {}}))

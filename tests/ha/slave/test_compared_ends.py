@@ -21,7 +21,9 @@ PIECE = 1000  # of a body: frames split records
 
 
 class Master(test_unreadable_records.Master):
-    """Sends its log from the first report on, then a heartbeat; `removed`: retention took it."""
+    """Sends its log from the first report on, then heartbeats; `removed`: retention took it."""
+
+    late = 0  # heartbeats before the data
 
     def __init__(self, log: bytes, *, begin: int = 0, removed: int = 0) -> None:
         self.begin, self.removed = begin, removed
@@ -38,11 +40,12 @@ class Master(test_unreadable_records.Master):
         self.first_reports.append(at)
         end = self.begin + len(self.log)
         at = at or self.begin  # 0: from the last file on
+        sock.sendall(self.late * HEADER.pack(at, 0))
         while self.removed <= at < end:
             piece = self.log[at - self.begin :][:PIECE]
             sock.sendall(HEADER.pack(at, len(piece)) + piece)
             at += len(piece)
-        sock.sendall(HEADER.pack(at, 0))
+        sock.sendall(2 * HEADER.pack(at, 0))
         while sock.recv(4096):
             continue
         return True
@@ -96,6 +99,14 @@ def test_the_end_is_compared_and_what_comes_behind_it_is_taken(make_group) -> No
     log, places = log_with(*"T" * 40)
     node = holding(make_group, log[: places[20]])
     assert goes_on(node, log[: places[30]]) == [1], "0 would mean the last file"
+    assert goes_on(node, log) == [1]
+
+
+def test_a_heartbeat_before_the_data_proves_nothing(make_group, monkeypatch) -> None:
+    """A RocketMQ master that was busy for 5 s sends one first."""
+    monkeypatch.setattr(Master, "late", 1)
+    log, places = log_with(*"T" * 20)
+    node = holding(make_group, log[: places[10]])
     assert goes_on(node, log) == [1]
 
 

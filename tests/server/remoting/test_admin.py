@@ -194,6 +194,7 @@ def test_sizes_are_written_as_rocketmq_writes_them(node: Node, size: int, text: 
 def test_another_node_says_whom_it_follows(
     node: Node, status: dict[str, Any], address: str | None
 ) -> None:
+    node.backend.ha_addresses = {2: "10.0.0.2:7412"}
     node.backend.changes = {"max_offset": 100, "slaves": [], **status}
     found = node.replication()
     assert (found["master"], found["haConnectionInfo"]) == (False, [])

@@ -225,6 +225,7 @@ def registering(node: Node, *, allowed: bool = True, master: int | None = 2) -> 
     )  # fmt: skip
     known = node.backend.master_map()
     api = None if master is None else nodes[master].api
+    node.backend.ha_addresses = {number: one.ha for number, one in nodes.items()}
     shown: Any = node.backend
     shown.master_map = lambda: msgspec.structs.replace(known, master_node=master, master_api=api)
     node.desk.door.join(SlaveRegistration(node.desk.door, config).handlers())
@@ -237,6 +238,8 @@ def test_a_slave_is_told_who_its_master_is(node: Node) -> None:
     assert answer.fields == {"haServerAddr": "127.0.0.1:22", "masterAddr": "127.0.0.1:12"}
     shown: Any = node.backend
     assert shown.noted == "127.0.0.1:10931"
+    node.backend.ha_addresses[2] = "10.0.0.9:22"  # it has moved, since this node's start
+    assert register(node).fields["haServerAddr"] == "10.0.0.9:22"
     fields = {"brokerName": "g0", "brokerId": "1"}
     assert node.client.ask(Code.UNREGISTER_BROKER, fields).code == Answer.SUCCESS
 
