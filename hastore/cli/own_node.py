@@ -120,17 +120,22 @@ def as_node(config: Config, number: int) -> Config:
     return msgspec.structs.replace(config, node=number, bind=bind)
 
 
+_silent: set[str] = set()  # registries that did not answer: a command waits for each once
+
+
 def registered(config: Config, *, copy: bool = False) -> Config:
     """Return a configuration with the addresses that the nodes state in the registry, if it has one
     that answers: after a node has moved, only that node's own file needs to say where it is.
 
     The file's own node keeps those of the file, unless that is a `copy` on another machine.
     """
-    if config.registry is None:
+    if config.registry is None or config.registry in _silent:
         return config
     try:
         stated = RegistryPlace(config).addresses()
-    except (HastoreError, OSError):  # who needs the registry itself says so
+    except (HastoreError, OSError) as failure:
+        _silent.add(config.registry)
+        print_note(f"warning: the addresses are those of the file: {failure}")
         return config
     nodes = {
         number: there if number != config.node or copy else address

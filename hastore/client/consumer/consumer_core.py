@@ -358,7 +358,10 @@ class ConsumerCore(Core):
             yield from self._without_queues()
         self._prepared_of = topics
         if self._wanted is None:
-            self._new_queues = NewQueues(self.requester, self._clock, self.topic, self._adopt)
+            self._new_queues = NewQueues(
+                self.requester, self._clock, self.topic, self.group,
+                lambda: self.fetcher.queues, self._adopt,
+            )  # fmt: skip
         self.fetcher.queues = readers  # in one step: a call may be interrupted anywhere
 
     def _without_queues(self) -> Steps[None]:
@@ -394,8 +397,10 @@ class ConsumerCore(Core):
         if self._new_queues is not None:
             self._new_queues.on_arrival(arrival)
 
-    def _adopt(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Read queues, too, that the topic got meanwhile, from their first message."""
+    def _adopt(
+        self, ranges: Mapping[int, tuple[int, int]], committed: Mapping[int, Position]
+    ) -> None:
+        """Read queues, too, that the topic got meanwhile, from where the group is, or the first."""
         queues = self.fetcher.queues
         new = sorted(ranges.keys() - queues.keys())
         if not new or not queues:
@@ -403,7 +408,7 @@ class ConsumerCore(Core):
         is_paused = all(queue.is_paused for queue in queues.values())
         more = {}
         for queue_id in new:
-            place = Position(ranges[queue_id][0])
+            place = committed.get(queue_id, Position(ranges[queue_id][0]))
             more[queue_id] = QueueReader(queue_id, place, place, is_paused=is_paused)
         self.fetcher.queues = queues | more  # another dict: a call may be in a loop over that one
         log.info("topic %s has %d more queues now; they are read, too", self.topic, len(new))
@@ -434,8 +439,12 @@ class ConsumerCore(Core):
         order = yield from self._survey(deadline)
         ask = partial(self._topics, order, deadline)
         ranges = self._ranges_of((yield from self._until_taken(ask, deadline)))
-        if self._wanted is None:
-            self._adopt(ranges)
+        if self._wanted is None and ranges.keys() - self.fetcher.queues.keys():
+            committed: dict[int, Position] = {}
+            if self.group:
+                get = partial(self._committed, self.group, order, deadline)
+                committed = yield from self._until_taken(get, deadline)
+            self._adopt(ranges, committed)
         return ranges
 
     def _place_of_time(

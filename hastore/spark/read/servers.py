@@ -558,8 +558,10 @@ class ServerHead:
         """
         if end <= 0 or not names_writer(before):
             return None
-        reply = self._pull(key, api.Position(end - 1, *before))
-        if reply.status is not api.PullStatus.FOUND or reply.next_queue_offset != end:
+        reply = self._pull_known(key, api.Position(end - 1, *before))
+        if reply is None or reply.status is not api.PullStatus.FOUND:
+            return None
+        if reply.next_queue_offset != end:
             return None
         return end == place.next and reply.last_offset == before.offset
 
@@ -572,9 +574,13 @@ class ServerHead:
         before, node = place.before, self._node
         if before is None or not names_writer(before) or self._writer() != (node, before.epoch):
             return None
-        reply = self._pull(key, api.Position(place.next - 1))
-        if self._writer() != (node, before.epoch):  # else another node may have answered
-            return None
+        status = expect(api.NodeStatus, self._ask(api.AskStatus)[0]).status
+        end = status.get("max_offset", 0)
+        if status.get("dispatched_offset", end) <= before.offset < end:
+            return None  # its replay has not come to the record, so its queue is shorter for now
+        reply = self._pull_known(key, api.Position(place.next - 1))
+        if reply is None or self._writer() != (node, before.epoch):
+            return None  # or another node may have answered
         is_other = reply.max_queue_offset < place.next
         if reply.status is api.PullStatus.FOUND and reply.next_queue_offset == place.next:
             is_other = reply.last_offset != before.offset
@@ -588,6 +594,13 @@ class ServerHead:
     def _pull(self, key: TopicPartition, position: api.Position) -> api.Pulled:
         """Ask for one message; its records are not looked at."""
         reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
+        return expect(api.Pulled, reply)
+
+    def _pull_known(self, key: TopicPartition, position: api.Position) -> api.Pulled | None:
+        """Ask for a message that was read before; None if it is damaged by now."""
+        reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
+        if isinstance(reply, api.Failed) and reply.status == CorruptRecordError.__name__:
+            return None
         return expect(api.Pulled, reply)
 
     def _ask(self, make: Callable[[int], api.Request], answer_s: float | None = None) -> Answer:

@@ -187,6 +187,29 @@ def test_a_topic_or_a_queue_that_does_not_exist_is_named_once(
     ]
 
 
+def test_queues_that_come_back_go_on_where_the_group_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_queues, "LOOK_MS", 100.0)
+    with Admin([node.address]) as admin:
+        admin.create_topic("t", queues=6)
+        with Producer([node.address]) as producer:
+            for number in range(60):
+                producer.send_sync("t", b"%d" % number, queue=number % 6)
+        with Consumer("t", [node.address], group="g") as consumer:
+            assert len(read(consumer, 60)) == 60
+            consumer.commit()
+        admin.set_topic("t", read_queues=4, write_queues=6)
+        with Consumer("t", [node.address], group="g") as consumer:
+            assert consumer.poll(timeout_s=0.1) == []
+            admin.set_topic("t", read_queues=6, write_queues=6)
+            with Producer([node.address]) as producer:
+                producer.send_sync("t", b"60", queue=5)
+            assert [one.body for one in read(consumer, 1)] == [b"60"]
+            consumer.commit()
+            assert consumer.poll(timeout_s=0.1) == [] and len(consumer.committed()) == 6
+
+
 def test_iteration_ends_with_close(node: Node) -> None:
     fill(node, 10)
     consumer = Consumer("t", [node.address])

@@ -17,6 +17,7 @@ from hastore.errors import (
     UnreachableError,
     UsageError,
 )
+from hastore.ha.rules.epochs import Standing
 from hastore.record.codec import Host, build_record
 from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.server import ApiServer
@@ -30,14 +31,16 @@ from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.filters import Interval, WantedMessages
 from hastore.spark.options.offsets import TopicPartition
-from hastore.spark.options.partitions import QueueRange
+from hastore.spark.options.partitions import QueueRange, Stored
 from hastore.spark.options.source_options import parse_options
 from hastore.spark.read import servers
+from hastore.spark.read.backend import QueuePlace
 from hastore.spark.read.planning import plan
-from hastore.spark.read.servers import ServerBackend
+from hastore.spark.read.servers import ServerBackend, ServerHead
 from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
 from tests.server.kit import config_of, running
+from tests.store.kit import scribble
 
 HOST = Host(b"\x7f\0\0\1", 4242)
 ALL = project(source_schema(include_headers=True, include_metadata=False))
@@ -362,3 +365,27 @@ def test_a_batch_read_has_all_that_was_readable_or_says_what_it_lacks(monkeypatc
             monkeypatch.setattr(replay, "blocked_reason", "replay stopped at offset 9: no room")
             with pytest.raises(ClientError, match="stopped at offset 9: no room; read again"):
                 bodies()
+
+
+def test_a_late_replay_and_damage_that_was_read_before_are_no_other_log(tmp_path):
+    config = config_of(tmp_path / "store")
+    with running(Node(config, lambda: None)) as node, contextlib.ExitStack() as paused:
+        sent = []
+        with Producer([node.api.endpoint]) as producer:
+            for number in range(15):
+                if number == 5:
+                    assert node.store.wait_dispatched(node.store.max_offset, 60)
+                    paused.enter_context(node.store.replay.paused())
+                sent.append(producer.send_sync("t", b"body-%d" % number, queue=0))
+        head = ServerHead((node.api.endpoint,))
+        head.available(["t"])
+        queue = TopicPartition("t", 0)
+        places = {queue: QueuePlace(15, Stored(head.token()[1], sent[14].offset))}
+        assert head.check(places)[queue].standing is Standing.BEHIND
+        paused.close()
+        assert node.store.wait_dispatched(node.store.max_offset, 60)
+        assert head.check(places)[queue].standing is Standing.AGREED
+        (file,) = (tmp_path / "store" / "commitlog").iterdir()
+        scribble(str(file), file.read_bytes().index(b"body-14"), b"BODY")
+        assert head.check(places)[queue].standing is not Standing.LOST
+        head.close()
