@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+import click
 import msgspec
 
 from hastore.addresses import (
@@ -41,6 +42,8 @@ _POLL_S = 0.01
 _FIND_S = 5.0
 ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 _ASKED_AT_ONCE = 32
+_SILENT_MS = 30_000.0  # so long a command does not ask a registry again that did not answer
+_SILENT_UNTIL = "hastore.registry"  # its place in the command's context
 _T = TypeVar("_T")
 
 
@@ -120,21 +123,20 @@ def as_node(config: Config, number: int) -> Config:
     return msgspec.structs.replace(config, node=number, bind=bind)
 
 
-_silent: set[str] = set()  # registries that did not answer: a command waits for each once
-
-
 def registered(config: Config, *, copy: bool = False) -> Config:
     """Return a configuration with the addresses that the nodes state in the registry, if it has one
     that answers: after a node has moved, only that node's own file needs to say where it is.
 
     The file's own node keeps those of the file, unless that is a `copy` on another machine.
     """
-    if config.registry is None or config.registry in _silent:
+    context, now_ms = click.get_current_context(silent=True), SYSTEM_CLOCK.monotonic_ms()
+    of_command: dict[str, Any] = {} if context is None else context.meta
+    if config.registry is None or now_ms < of_command.get(_SILENT_UNTIL, 0.0):
         return config
     try:
         stated = RegistryPlace(config).addresses()
-    except (HastoreError, OSError) as failure:
-        _silent.add(config.registry)
+    except (HastoreError, OSError) as failure:  # it took seconds: the command asks later again
+        of_command[_SILENT_UNTIL] = now_ms + _SILENT_MS
         print_note(f"warning: the addresses are those of the file: {failure}")
         return config
     nodes = {

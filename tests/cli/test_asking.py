@@ -3,6 +3,7 @@
 import threading
 from contextlib import ExitStack
 
+import click
 import pytest
 
 from hastore.cli import groups, groups_delete, own_node, read, topics
@@ -151,7 +152,9 @@ def test_the_nodes_are_asked_at_once_and_the_first_failure_counts():
         of_each([3, 1], fail)
 
 
-def test_a_registry_says_where_the_other_nodes_are_and_the_file_where_its_own_is(monkeypatch):
+def test_a_registry_says_where_the_other_nodes_are_and_the_file_where_its_own_is(
+    monkeypatch, capsys
+):
     def place(number):
         api, ha, http = (f"127.0.0.1:{number + n}" for n in range(3))
         return NodeAddress(api=f"tcp://{api}", ha=ha, http=http)
@@ -171,3 +174,10 @@ def test_a_registry_says_where_the_other_nodes_are_and_the_file_where_its_own_is
     assert copied.nodes == {1: place(110), 2: place(120), 3: place(30)} and copied.node == 1
     down = True
     assert registered(config) == config
+    with click.Context(click.Command("status")).scope():
+        assert registered(config) == config
+        down = False
+        assert registered(config) == config, "it was silent for seconds: a command asks once"
+    assert capsys.readouterr().err.count("the addresses are those of the file") == 2
+    with click.Context(click.Command("status")).scope():
+        assert registered(config) != config, "the next command asks again"
