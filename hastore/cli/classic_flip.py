@@ -25,7 +25,8 @@ from hastore.cli.flip import REFUSED_AFTER_S, TELL_AFTER_S, OneShotFlags
 from hastore.cli.flip_base import STATELESS, Flip, slave_of
 from hastore.cli.group_files import NOTHING, Status
 from hastore.cli.own_node import RolePlace
-from hastore.cli.promote_wait import REPLAY_STOPPED, Notes
+from hastore.cli.promote_wait import Notes
+from hastore.client.messages import replay_stop
 from hastore.config.model import Role
 from hastore.errors import HastoreError, PromotionRefused
 
@@ -127,8 +128,9 @@ class ClassicFlip(Flip):
 
     def _check_able(self, target: Status) -> None:
         """Raise HastoreError if the wanted node could take no puts; tell its other problems."""
+        stop = replay_stop(target)
         for text in target["problems"]:
-            if text.startswith(REPLAY_STOPPED):
+            if text == stop:
                 raise HastoreError(
                     f"node {self._to} could take no puts as the master: {text}; {NOTHING}: make "
                     "room, or repair its folder or disk, and run this again"

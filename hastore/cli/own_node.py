@@ -19,9 +19,9 @@ from hastore.addresses import (
     parse_address,
 )
 from hastore.cli.common import DONE, FAILED, print_note
-from hastore.cli.promote_wait import REPLAY_STOPPED
 from hastore.client.connections.requester import Requester
 from hastore.client.connections.transport import NoAnswer, Quiet
+from hastore.client.messages import replay_stop
 from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import edit_role
@@ -73,8 +73,7 @@ def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> st
 
 def _unreplayed(status: Mapping[str, Any], end: int) -> str:
     """Return that a node's replay has not come to `end`, and why."""
-    problems = status.get("problems", ())
-    why = next((one for one in problems if one.startswith(REPLAY_STOPPED)), "it is late: try again")
+    why = replay_stop(status) or "it is late: try again"
     return (
         f"node {status['node']} has replayed its log only up to offset"
         f" {status['dispatched_offset']:,} of {end:,}, so what is stored after that is missing"
@@ -135,7 +134,7 @@ def registered(config: Config, *, copy: bool = False) -> Config:
         return config
     try:
         stated = RegistryPlace(config).addresses()
-    except (HastoreError, OSError) as failure:  # it took seconds: the command asks later again
+    except (HastoreError, OSError) as failure:  # it took seconds: it is not asked again at once
         of_command[_SILENT_UNTIL] = now_ms + _SILENT_MS
         print_note(f"warning: the addresses are those of the file: {failure}")
         return config

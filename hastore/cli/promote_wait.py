@@ -10,9 +10,6 @@ from hastore.config.model import Role
 NO_NEW_EPOCH = "no new epoch has begun"  # a problem of RoleService's begins so
 REPLAY_LATE = "replay is "  # in the reason of a promotion that waits for replay alone
 
-# In `problems`: a node that cannot build its queues takes no puts, so it is promoted in vain.
-REPLAY_STOPPED = "replay stopped"
-
 Status = dict[str, Any]
 
 

@@ -6,7 +6,7 @@ Messages are checked when a reply is decoded. Rarely used fields are decoded whe
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -463,6 +463,12 @@ class FoundMessages(list[Message]):
         self.cut_ms = cut_ms
         self.damaged = list(damaged)
         self.cut_offset = cut_offset
+
+
+def replay_stop(status: Mapping[str, Any]) -> str | None:
+    """Return why a node cannot build its queues, as its status says; None if it can."""
+    problems = status.get("problems", ())
+    return next((one for one in problems if one.startswith("replay stopped")), None)
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

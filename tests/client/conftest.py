@@ -76,13 +76,17 @@ def node(make_node: Callable[..., Node]) -> Node:
     return make_node()
 
 
+def introduce(master: Node, slave: Node) -> None:
+    """Let nodes 1 and 2 know of each other."""
+    for each in (master, slave):
+        each.backend.nodes = {1: master.address, 2: slave.address}
+        each.backend.master = 1
+
+
 @pytest.fixture
 def pair(make_node: Callable[..., Node]) -> tuple[Node, Node]:
     """A master and a slave that know of each other and share one log."""
     master, slave = make_node(1), make_node(2, writable=False)
     slave.backend.store = master.backend.store
-    addresses = {1: master.address, 2: slave.address}
-    for each in (master, slave):
-        each.backend.nodes = addresses
-        each.backend.master = 1
+    introduce(master, slave)
     return master, slave

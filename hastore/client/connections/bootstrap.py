@@ -50,7 +50,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
     for text in texts:
         if not isinstance(text, str):
             raise refusal("bootstrap", bootstrap, expected)
-    pieces = ",".join(texts).split(",")  # what a variable of the environment holds, in a list too
+    pieces = ",".join(texts).split(",")  # a list may hold a text with commas
     if pieces and is_group_address(pieces[0]):
         try:
             return (str(parse_group_address(",".join(pieces))),)

@@ -53,7 +53,7 @@ Result = TypeVar("Result")
 Steps = Generator[float, list[Arrival], Result]  # yields the seconds to wait at most
 Answer = tuple[api.Reply, bytes]
 _CHANGES = api.Commit | api.SetTopic | api.DropTopic  # what `ask_master` may change
-_FOR_NOW = ("BUSY", "SERVICE_NOT_AVAILABLE")
+FOR_NOW = ("BUSY", "SERVICE_NOT_AVAILABLE")  # a later try may succeed
 # After a failover the new master may lack what these say.
 _UNCONFIRMED = (Status.TIMEOUT, Status.FLUSH_DISK_TIMEOUT, Status.FLUSH_SLAVE_TIMEOUT)
 
@@ -422,7 +422,7 @@ class Requester:
                         return reply, payload
                     elif not lost and timeout is None:  # nothing was done
                         return reply, payload
-                    elif reply.status in _FOR_NOW:
+                    elif reply.status in FOR_NOW:
                         refusal = reply, payload
                     else:
                         raise OutcomeUnknown(
@@ -463,7 +463,7 @@ class Requester:
         deadline = self.deadline(timeout_s)
         failure: ClientError | None = None
         refusal: ClientError | None = None
-        for address, share_s in self._shares(addresses, deadline):
+        for address, share_s in self.shares(addresses, deadline):
             try:
                 reply, payload = yield from self.ask(address, make, share_s)
             except (UnreachableError, NotAuthenticatedError) as unreachable:
@@ -483,17 +483,20 @@ class Requester:
         A node that is not the last gets half of the time that is left until the deadline.
         """
         failure: UnreachableError | None = None
-        for address, share_s in self._shares(addresses, deadline_ms):
+        for address, share_s in self.shares(addresses, deadline_ms):
             try:
                 return (yield from self.ask(address, make, share_s))
             except UnreachableError as unreachable:
                 failure = unreachable
         raise failure or UnreachableError(self.cluster.silence())
 
-    def _shares(
+    def shares(
         self, addresses: Iterable[str], deadline_ms: float
     ) -> Generator[tuple[str, float], None, None]:
-        """Yield each address with the seconds that it may take, as of now."""
+        """Yield each address with the seconds that it may take, as of now.
+
+        One that is not the last gets half of what is left until the deadline.
+        """
         order = list(addresses)
         for address in order:
             left_s = self.left_s(deadline_ms)
@@ -557,7 +560,7 @@ def _check_request(request: api.Request) -> None:
 def error_of(reply: api.Failed) -> ClientError:
     """Return the exception for a refused request."""
     text = f"{reply.status}: {reply.reason}"
-    if reply.status in _FOR_NOW:
+    if reply.status in FOR_NOW:
         return NotStoredError(text, reply.status)
     if reply.status == api.Status.FORBIDDEN:
         return ForbiddenError(text)

@@ -330,10 +330,7 @@ class AdminCalls(Client):
         """
         requester = self._requester
         failure: ClientError | None = None
-        heard = self._heard()
-        for number, address in enumerate(heard, 1):
-            left_s = requester.left_s(deadline)
-            share_s = left_s if number == len(heard) else left_s / 2.0
+        for address, share_s in requester.shares(self._heard(), deadline):
             try:
                 reply, payload = yield from requester.ask(
                     address, lambda rid: api.FindOffset(rid, offset), share_s

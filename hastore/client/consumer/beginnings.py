@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hastore.client.connections.requester import Requester
+from hastore.client.connections.requester import FOR_NOW, Requester
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.subscription import TopicQueue
 from hastore.protocol import api
@@ -18,7 +18,6 @@ from hastore.record.delays import RETRY_PREFIX
 
 ANSWER_MS = 3_500.0  # a question without an answer is sent again
 AGAIN_MS = 100.0  # after a refusal
-FOR_NOW = ("BUSY", "SERVICE_NOT_AVAILABLE")
 ASKED_MAX = 64  # questions under way
 
 

@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from hastore.client.connections.requester import Requester, error_of
+from hastore.client.connections.requester import FOR_NOW, Requester, error_of
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.allocation import in_order, share_of
-from hastore.client.consumer.beginnings import FOR_NOW, Beginnings
+from hastore.client.consumer.beginnings import Beginnings
 from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
 from hastore.client.consumer.subscription import TopicQueue, Wanted
 from hastore.clock import Clock

@@ -29,7 +29,6 @@ from hastore.client.connections.proving import make_prover
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.futures import LocklessCondition, SendFuture
-from hastore.client.producer.io_driver import IoDriver
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     OutgoingMessage,
@@ -40,8 +39,7 @@ from hastore.client.producer.preparer import (
 )
 from hastore.client.producer.producer import Producer
 from hastore.client.producer.transactions import TransactionOptions
-from hastore.client.producer.window import Window
-from hastore.client.security import Security, SecurityLike
+from hastore.client.security import Security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, NotStoredError, UnreachableError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES
@@ -70,14 +68,6 @@ class GroupProducer(Producer):
         prover = make_prover(security)
         self._transport = FollowingTransport(clock, nodes.names, nodes.addresses, prover)
         self._open(list(nodes.addresses()), options, None, security, clock)
-
-    def _make_driver(
-        self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
-    ) -> IoDriver:
-        self._window = Window(options.max_in_flight)
-        return IoDriver(
-            addresses, options, self._window, self._clock, security, transport=self._transport
-        )
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for this group's unsettled messages, as Producer.close does.

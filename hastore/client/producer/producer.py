@@ -25,6 +25,7 @@ from hastore.client.arguments import (
     waiting_limit,
 )
 from hastore.client.connections.bootstrap import cluster_of, first_address, parse_bootstrap
+from hastore.client.connections.transport import Transport
 from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.checker import Checker, Transaction
@@ -211,6 +212,7 @@ class Producer(ProducerClient, Closable):
 
     _kind = "Producer"
     _driver: IoDriver
+    _transport: Transport | None = None  # a subclass may have its own
 
     def __new__(cls, bootstrap: str | Sequence[str] | None = None, **_options: object) -> Producer:
         """Make a ClusterProducer for `zk://HOST:PORT[,...]/CLUSTER`, which names no group."""
@@ -224,7 +226,9 @@ class Producer(ProducerClient, Closable):
         self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
     ) -> IoDriver:
         self._window = Window(options.max_in_flight)
-        return IoDriver(addresses, options, self._window, self._clock, security)
+        return IoDriver(
+            addresses, options, self._window, self._clock, security, transport=self._transport
+        )
 
     def _begin(self) -> None:
         # If `close` is interrupted, this second finalizer still ends the thread.

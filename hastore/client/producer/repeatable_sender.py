@@ -28,7 +28,14 @@ from typing import NamedTuple
 
 from hastore.client.arguments import BATCH_BYTES, Acks, make_options
 from hastore.client.connections.bootstrap import host_and_port, numeric_targets
-from hastore.client.connections.requester import Answer, Requester, RequestNotKnown, Steps, expect
+from hastore.client.connections.requester import (
+    FOR_NOW,
+    Answer,
+    Requester,
+    RequestNotKnown,
+    Steps,
+    expect,
+)
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import SendFuture
@@ -234,8 +241,7 @@ class RepeatableSender:
                 answer_s = min(2.0 * answer_s, _ANSWER_S_MAX)  # it may be slow
                 requester.cluster.lose()
                 continue
-            later = ("BUSY", "SERVICE_NOT_AVAILABLE")
-            if isinstance(reply, api.Failed) and reply.status in later and left > 0.0:
+            if isinstance(reply, api.Failed) and reply.status in FOR_NOW and left > 0.0:
                 requester.cluster.lose()
                 requester.transport.sleep(min(left, _RETRY_S))
                 continue

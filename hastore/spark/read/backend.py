@@ -27,11 +27,11 @@ class Listing(Protocol):
         """Return every queue that the client may know of, with its range of offsets."""
         ...
 
-    def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if the client has no right to the topic, whether it exists or not.
+    def check_unlisted(self, topic: str) -> None:
+        """Say why a topic, or a queue of it, that is not listed may exist all the same.
 
-        Nodes list no such topic; without this it would be taken for one that does not exist. So it
-        would in a store's folder without messages in its queues: that raises ClientError.
+        Raises ForbiddenError if the client has no right to the topic: nodes do not list it then.
+        Raises ClientError if the topic has a queue without a message: a store's folder shows none.
         """
         ...
 
@@ -145,7 +145,7 @@ class Head(Protocol):
         """
         ...
 
-    def check_right(self, topic: str) -> None:
+    def check_unlisted(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic, as `Listing` says."""
         ...
 

@@ -148,12 +148,12 @@ class _Groups:
             found.setdefault(number, {})[TopicPartition(key.topic, queue)] = value
         return [(number, parts[number], own) for number, own in found.items()]
 
-    def check_right(self, topic: str) -> None:
+    def check_unlisted(self, topic: str) -> None:
         """Raise ForbiddenError if no group lets the client read a topic."""
         refused: ForbiddenError | None = None
         for part in self.parts().values():
             try:
-                part.check_right(topic)
+                part.check_unlisted(topic)
             except ForbiddenError as failure:
                 refused = failure
             else:
@@ -189,9 +189,9 @@ class _OfGroups:
         groups = self._known.split(dict.fromkeys(keys))
         return _joined((number, part.ended(own)) for number, part, own in groups)
 
-    def check_right(self, topic: str) -> None:
+    def check_unlisted(self, topic: str) -> None:
         """Raise ForbiddenError if no group lets the client read the topic."""
-        self._known.check_right(topic)
+        self._known.check_unlisted(topic)
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""

@@ -169,15 +169,15 @@ def select(strategy: Strategy, backend: Listing) -> dict[TopicPartition, OffsetR
     if isinstance(strategy, Subscribe):
         for topic in strategy.topics:
             if topic not in topics:
-                backend.check_right(topic)
+                backend.check_unlisted(topic)
                 raise UsageError(_no_topic(topic, topics, where))
     if isinstance(strategy, Assign):
         for key in sorted(strategy.partitions):
             if key.topic not in topics:
-                backend.check_right(key.topic)
+                backend.check_unlisted(key.topic)
                 raise UsageError(_no_topic(key.topic, topics, where))
             if key not in available:
-                backend.check_right(key.topic)
+                backend.check_unlisted(key.topic)
                 there = sorted(k.partition for k in available if k.topic == key.topic)
                 raise UsageError(
                     f"topic {key.topic!r} at {where} has no partition {key.partition}; "

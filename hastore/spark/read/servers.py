@@ -22,6 +22,7 @@ from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.cluster_groups import GroupNodes
 from hastore.client.connections.requester import Answer, Requester, expect
 from hastore.client.consumer.range_reader import Chunk, RangeReader
+from hastore.client.messages import replay_stop
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
     ClientError,
@@ -140,11 +141,11 @@ class ServerBackend:
         finally:
             head.close()
 
-    def check_right(self, topic: str) -> None:
+    def check_unlisted(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic."""
         head = self._head()
         try:
-            head.check_right(topic)
+            head.check_unlisted(topic)
         finally:
             head.close()
 
@@ -384,8 +385,7 @@ class ServerHead:
             come = status.get("dispatched_offset", end)
             if come >= end:
                 return None
-            problems = status.get("problems", ())
-            why = next((one for one in problems if one.startswith("replay stopped")), None)
+            why = replay_stop(status)
             late = SYSTEM_CLOCK.monotonic_ms() >= deadline_ms
             if why is not None or (late and status.get("writable")):
                 return (
@@ -430,7 +430,7 @@ class ServerHead:
         """
         return {key: self._ended[key] for key in keys if key in self._ended}
 
-    def check_right(self, topic: str) -> None:
+    def check_unlisted(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic."""
         self._topics(topic)
 
@@ -580,7 +580,7 @@ class ServerHead:
             return None  # its replay has not come to the record, so its queue is shorter for now
         reply = self._pull_known(key, api.Position(place.next - 1))
         if reply is None or self._writer() != (node, before.epoch):
-            return None  # or another node may have answered
+            return None  # it is damaged by now, or another node may have answered
         is_other = reply.max_queue_offset < place.next
         if reply.status is api.PullStatus.FOUND and reply.next_queue_offset == place.next:
             is_other = reply.last_offset != before.offset
@@ -593,15 +593,18 @@ class ServerHead:
 
     def _pull(self, key: TopicPartition, position: api.Position) -> api.Pulled:
         """Ask for one message; its records are not looked at."""
-        reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
-        return expect(api.Pulled, reply)
+        return expect(api.Pulled, self._answer_to_pull(key, position))
 
     def _pull_known(self, key: TopicPartition, position: api.Position) -> api.Pulled | None:
         """Ask for a message that was read before; None if it is damaged by now."""
-        reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
+        reply = self._answer_to_pull(key, position)
         if isinstance(reply, api.Failed) and reply.status == CorruptRecordError.__name__:
             return None
         return expect(api.Pulled, reply)
+
+    def _answer_to_pull(self, key: TopicPartition, position: api.Position) -> api.Reply:
+        reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
+        return reply
 
     def _ask(self, make: Callable[[int], api.Request], answer_s: float | None = None) -> Answer:
         """Ask the node that answered last, or look for another, as long as the options say.

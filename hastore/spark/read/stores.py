@@ -78,7 +78,7 @@ class _Folder:
         found = {key: self._reader.ended(*key) for key in keys}
         return {key: end for key, end in found.items() if end is not None}
 
-    def check_right(self, topic: str) -> None:
+    def check_unlisted(self, topic: str) -> None:
         """Raise ClientError for a topic that exists, but has a queue without a message.
 
         A folder shows only queues with messages. Whoever may read it may read all topics.

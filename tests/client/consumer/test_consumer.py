@@ -20,7 +20,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.store.derived.contract import Dispatched
-from tests.client.conftest import Node
+from tests.client.conftest import Node, introduce
 
 
 def fill(node: Node, count: int, topic: str = "t", first: int = 0) -> None:
@@ -309,9 +309,7 @@ def test_slaves_are_read_first_and_the_master_when_none_is_left(pair: tuple[Node
 
 def test_a_stalled_replica_is_replaced(make_node: Callable[..., Node]) -> None:
     master, slave = make_node(1), make_node(2, writable=False)
-    for node in (master, slave):
-        node.backend.nodes = {1: master.address, 2: slave.address}
-        node.backend.master = 1
+    introduce(master, slave)
     fill(master, 20)
     with Consumer("t", [slave.address, master.address]) as consumer:
         assert len(read(consumer, 20, 10)) == 20  # the slave is empty and stays so
@@ -321,9 +319,7 @@ def test_what_the_master_cannot_look_for_an_empty_slave_does_not_deny(
     make_node: Callable[..., Node],
 ) -> None:
     master, slave = make_node(1), make_node(2, writable=False)
-    for node in (master, slave):
-        node.backend.nodes = {1: master.address, 2: slave.address}
-        node.backend.master = 1
+    introduce(master, slave)
     fill(master, 1)
     master.backend.store.unread = [Dispatched(0, 100, "t", 0, 0, 0, 0, 0, b"")]
     master.backend.store.replay_problem = "replay stopped"
@@ -359,9 +355,7 @@ def test_a_query_reads_from_another_node_what_is_damaged_at_the_master(
     make_node: Callable[..., Node],
 ) -> None:
     master, slave = make_node(1), make_node(2, writable=False)
-    for node in (master, slave):
-        node.backend.nodes = {1: master.address, 2: slave.address}
-        node.backend.master = 1
+    introduce(master, slave)
     fill(master, 12)
     store, other = master.backend.store, slave.backend.store
     with Admin([master.address], timeout_s=60) as admin:

@@ -93,7 +93,7 @@ class FakeLog:
                 result[key] = OffsetRange(low, number + 1)
         return result
 
-    def check_right(self, topic):
+    def check_unlisted(self, topic):
         pass
 
     def ended(self, keys):
