@@ -46,10 +46,9 @@ from hastore.store.state.limits import Limits, LimitsPage
 from hastore.store.state.marker_files import RESTORING, LockFile, ledger_name
 from hastore.store.state.replay_progress import read_boot_id
 
-STAGING = RESTORING
 _LATER_TERMS = 1 << 16  # more promotions or elections than an old life has after its backup
 _REPLACED_MAX = 8
-_IGNORED = ("lock", "lost+found", STAGING)
+_IGNORED = ("lock", "lost+found", RESTORING)
 OnProgress = Callable[[int, int], None]  # bytes of the log done, bytes due
 
 
@@ -182,7 +181,7 @@ class _Restore:
         self._clock = clock
         self._fs = fs
         self._root = config.store.root
-        self._staging = f"{self._root}/{STAGING}"
+        self._staging = f"{self._root}/{RESTORING}"
         self._dledger = config.mode is Mode.DLEDGER
         self._log = ledger_name(config.node) if self._dledger else "commitlog"
         self._log_files = f"{self._staging}/{self._log}" + ("/data" if self._dledger else "")
@@ -220,7 +219,7 @@ class _Restore:
             fs.remove_tree(f"{root}/{self._log}")
             there.remove(self._log)
         if fs.exists(self._staging) and {"hastore", "config"}.issuperset(there):
-            for name in (*there, STAGING):
+            for name in (*there, RESTORING):
                 fs.remove_tree(f"{root}/{name}")
             there = []
         if there:

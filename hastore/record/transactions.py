@@ -340,12 +340,11 @@ def checks_in(properties: bytes) -> list[tuple[int, int]]:
     return [(int(one[1]), int(one[2])) for one in found if one is not None]
 
 
-def sound_half(half: Half, raw: bytes) -> Record:
-    """Return an open half message, which replay has read before, as a record.
+def check_half(half: Half, record: Record) -> None:
+    """Raise CorruptRecordError if the properties of an open half message show damage.
 
-    Raises CorruptRecordError if its properties show damage: in a plain log no CRC covers them.
+    Replay has read it before. In a plain log no CRC covers properties.
     """
-    record = decode_record(raw)
     group_of(record)
     try:
         check_topic(real_place(record.properties)[0])
@@ -354,7 +353,6 @@ def sound_half(half: Half, raw: bytes) -> Record:
     for was, now in zip(half.identity, identity_in(record.properties), strict=True):
         if was is not None and was != now:
             raise CorruptRecordError("UNIQ_KEY, PGROUP or REAL_TOPIC is not what it was before")
-    return record
 
 
 def group_of(record: Record) -> str:

@@ -27,7 +27,7 @@ SLAVES_MAX = 64  # hosts of which something is kept
 BROKERS_MAX = 8  # of one host
 GRACE_MS = 45_000.0
 RECENT_MS = 60_000.0  # a slave that is refused comes again after some seconds
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class ClassicSlaves:
@@ -155,7 +155,7 @@ class ClassicSlaves:
         return None
 
 
-def _keep(table: dict[str, T], host: str, value: T) -> None:
+def _keep(table: dict[str, _T], host: str, value: _T) -> None:
     """Set a host's value; of too many hosts the one that came first goes."""
     table[host] = value
     while len(table) > SLAVES_MAX:

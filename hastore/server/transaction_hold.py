@@ -10,11 +10,11 @@ from hastore.record.transactions import Half
 class TransactionHold:
     """Track for how long each open half message may still be asked for.
 
-    That is by the wall clock, from when it was stored: its timeout, or its immunity if that is
-    longer, then all checks. A clock that was set forward, even if only for a moment, ends no hold:
-    what it said at an earlier look holds on the monotonic clock, and so does, from the first look
-    on, what a half message without immunity gets. One that was set back makes no hold longer than
-    that of a half message that is new at the first look. Retention's thread calls this.
+    By the wall clock it is kept from when it was stored on: for its timeout, or its immunity if
+    that is longer, and for all checks. A clock that is set forward ends no hold: what an earlier
+    look found counts on the monotonic clock, and from its first look on each is kept for at least
+    as long as one without immunity. A clock that is set back keeps none for longer than one that
+    was stored at its first look. Retention's thread calls this.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, NotCachedError, StoreError
 from hastore.fs.filesystem import File, is_cached, without_waiting
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import Record, check_record, decode_record, find_parts
+from hastore.record.codec import Record, check_record, decode_record, find_parts, stated_time_ms
 from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_INNER_BATCH,
@@ -487,7 +487,7 @@ class MessageReader:
         """
         if self._log.fenced and self._is_fenced(offset, 1):
             return None
-        if size and self._log.min_offset <= offset < self._log.max_offset:
+        if size and self.is_in_log(offset):
             with self._log.view(offset, size) as view:
                 if check_record(view, 0, len(view), offset) == size:
                     return bytes(view)
@@ -549,9 +549,8 @@ class MessageReader:
         A record that is gone is older than any time.
         """
         stored = self.stored_ms(offset)
-        is_there = self._log.min_offset <= offset < self._log.max_offset
         if stored is None:
-            return None if is_there else _LONG_AGO_MS
+            return None if self.is_in_log(offset) else _LONG_AGO_MS
         return stored if stored > 0 else None
 
     def stored_ms(self, offset: int) -> int | None:
@@ -559,7 +558,7 @@ class MessageReader:
 
         Raises OSError.
         """
-        if not self._log.min_offset <= offset < self._log.max_offset:
+        if not self.is_in_log(offset):
             return None
         try:
             return store_timestamp_ms(self._log, offset)
@@ -660,7 +659,9 @@ class KeySearch:
             return
         if self.found and self._found_bytes + len(raw) > self._max_bytes:
             self._passed = above
-            self._end_at(min(latest_ms, _stored_ms_of(raw)))
+            stored_ms = stated_time_ms(raw, 0, len(raw), offset)
+            assert stored_ms is not None  # the record is valid
+            self._end_at(min(latest_ms, stored_ms))
             return
         self.found[offset] = raw
         self._found_bytes += len(raw)
@@ -677,21 +678,14 @@ class KeySearch:
     def _is_wanted(self, raw: bytes) -> bool:
         parts = find_parts(raw, 0, len(raw))
         assert parts is not None  # the record is valid
-        *_, topic_at, topic_size, properties_at = parts
-        window, stored_ms = self._walk.window, _stored_ms_of(raw)
+        _, _, _, flags, _, _, topic_at, topic_size, properties_at = parts
+        at, window = store_at(flags), self._walk.window
+        stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
         return (
             window.begin_ms <= stored_ms <= window.end_ms
             and raw[topic_at : topic_at + topic_size] == self._topic
             and self._key in keys_of(raw[properties_at:])
         )
-
-
-def _stored_ms_of(raw: bytes) -> int:
-    """Return when a valid record was stored."""
-    parts = find_parts(raw, 0, len(raw))
-    assert parts is not None
-    at = store_at(parts[3])
-    return int.from_bytes(raw[at : at + 8], signed=True)
 
 
 def _without_records(chosen: UnitSelection, at: int, low: int, high: int) -> PullResult:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hastore.backup.backups import find_backup
-from hastore.backup.restore import STAGING, check_restore, later_life
+from hastore.backup.restore import RESTORING, check_restore, later_life
 from hastore.backup.target import open_target
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
@@ -322,7 +322,7 @@ def test_what_a_broken_off_restore_left_is_no_reason_to_remove_a_store(trio, pla
     take(slave.config, place)
     config = as_slave(group.config(3))
     root = config.store.root
-    for path in ("dledger-n3/data", f"{STAGING}/hastore", "hastore"):
+    for path in ("dledger-n3/data", f"{RESTORING}/hastore", "hastore"):
         REAL.make_dirs(f"{root}/{path}")
     REAL.replace_bytes(f"{root}/hastore/votes.json", b"{}")
     with pytest.raises(UsageError, match="is not empty, it has dledger-n3"):
@@ -394,10 +394,11 @@ def test_a_crash_leaves_no_store_that_a_node_would_start_with(trio, place):
         there = REAL.list_dir(root)
         in_place = "commitlog" in there
         refused = restore_problem(REAL, root) is not None
-        assert refused == (STAGING in there and not in_place), (steps, there)
+        assert refused == (RESTORING in there and not in_place), (steps, there)
         if in_place:  # it was put in place, and has all
             assert "hastore" in there
-            assert not REAL.exists(f"{root}/{STAGING}") or not REAL.list_dir(f"{root}/{STAGING}")
+            left = f"{root}/{RESTORING}"
+            assert not REAL.exists(left) or not REAL.list_dir(left)
             break
         if "hastore" in there:
             with pytest.raises(StoreBrokenError, match="no file is there"):
@@ -416,7 +417,7 @@ def test_a_node_that_began_beside_what_a_restore_left_is_let_be(trio, place):
     take(slave.config, place)
     config = as_slave(group.config(3))
     root = config.store.root
-    REAL.make_dirs(f"{root}/{STAGING}/commitlog")
+    REAL.make_dirs(f"{root}/{RESTORING}/commitlog")
     assert "give `hastore restore` again" in str(restore_problem(REAL, root))
     for name in ("hastore", "commitlog"):
         REAL.make_dirs(f"{root}/{name}")

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass, replace
 
 from hastore.backup.backups import find_backup, read_manifests, verify_backup
-from hastore.backup.restore import STAGING, restore_store
+from hastore.backup.restore import RESTORING, restore_store
 from hastore.backup.source import Source
 from hastore.backup.take import take_backup
 from hastore.backup.target import LocalTarget
@@ -116,7 +116,7 @@ def _check_new(fs: RecordingFileSystem, note: BackupNote) -> None:
     if not fs.list_dir(f"{NEW}/commitlog"):
         if note.restored is not None:
             raise Violation("a restored store is gone")
-        if fs.exists(f"{NEW}/hastore/node.json") and not fs.exists(f"{NEW}/{STAGING}"):
+        if fs.exists(f"{NEW}/hastore/node.json") and not fs.exists(f"{NEW}/{RESTORING}"):
             raise Violation("a part of a store is there, and nothing says that it is none")
         return
     manifest = find_backup(LocalTarget(PLACE, fs))

@@ -47,7 +47,7 @@ class Follower(Service):
         self._start_phase = StartPhase(member.clock)
         self._logged: tuple[str, int] | None = None  # the last problem, and its level
         self.accept_loss = False
-        # A problem that the operator should look at, perhaps although a stream flows.
+        # A problem that the operator should look at, whether a stream flows or not.
         self.notice: str | None = None
         self.problem: str | None = problem  # why no stream flows; None while one does
         self.no_room: str | None = None  # the same, if the disk is full: an operator must act

@@ -47,9 +47,9 @@ from hastore.record.transactions import (
     as_asked,
     build_checks,
     build_ended,
+    check_half,
     group_of,
     set_aside,
-    sound_half,
 )
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.check_polls import CheckPolls
@@ -228,7 +228,7 @@ class CheckBacks:
         """Ask a producer of the group, if one is connected."""
         try:
             message, record = as_asked(raw)
-            sound_half(half, raw)
+            check_half(half, record)
         except (CorruptRecordError, MessageIllegalError):
             self._note_asked(half, checks)  # so that it is set aside if nothing repairs it
             raise

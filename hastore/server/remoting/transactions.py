@@ -31,16 +31,16 @@ from hastore.config.model import RemotingConfig
 from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError, StoreError
 from hastore.protocol.api import EndTransaction, Failed, Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
-from hastore.record.codec import Record
+from hastore.record.codec import Record, decode_record
 from hastore.record.delays import real_place
 from hastore.record.properties import find_property
 from hastore.record.transactions import (
     Ended,
     Half,
     build_ended,
+    check_half,
     commit,
     group_of,
-    sound_half,
 )
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY
@@ -253,7 +253,8 @@ class Transactions:
                 return
             raise _failed(f"the half message at offset {half.offset} is not in the log any more")
         try:
-            record = sound_half(half, raw)
+            record = decode_record(raw)
+            check_half(half, record)
         except CorruptRecordError as failure:
             self._wrong(request, half, failure)
             return

@@ -59,12 +59,16 @@ def commits(*offsets: int, group: str = "g", **more: Any) -> bytes:
     return b"".join(commit_record(body, SYSTEM_CLOCK.wall_ms()) for body in bodies)
 
 
-def read_all(backend: FakeBackend, fs: MemoryFileSystem) -> PositionTable:
-    """Let a node read its positions and end."""
-    server = ApiServer(
+def make_server(backend: FakeBackend, fs: MemoryFileSystem) -> ApiServer:
+    return ApiServer(
         "tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure,
         position_file=PositionFile(fs, "store"),
     )  # fmt: skip
+
+
+def read_all(backend: FakeBackend, fs: MemoryFileSystem) -> PositionTable:
+    """Let a node read its positions and end."""
+    server = make_server(backend, fs)
     server.start()
     try:
         until(lambda: server._positions.warm)
@@ -173,10 +177,7 @@ def test_the_file_is_written_while_the_node_runs_once_the_log_is_on_the_disk(
     backend.store.put_encoded([commits(1, 2, 3)])
     flushed = [0]
     monkeypatch.setattr(type(backend.store), "flushed_offset", property(lambda _: flushed[0]))
-    server = ApiServer(
-        "tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure,
-        position_file=PositionFile(fs, "store"),
-    )  # fmt: skip
+    server = make_server(backend, fs)
     server.start()
     try:
         until(lambda: server._reader._to_save is not None)
