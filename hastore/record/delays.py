@@ -50,6 +50,7 @@ DLQ_PREFIX = "%DLQ%"
 DEFAULT_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 MAX_LEVELS = 99
 FIRST_RETRY_LEVEL = 3  # of a message that is sent back for the first time
+_ATTEMPTS_MAX = 2**31 - 1  # that a record can count
 MARK = "HS_DELAYED"
 _MARK = MARK.encode()
 MARK_BYTES = _MARK + b"\x01"  # a record without these bytes is no delivery
@@ -277,5 +278,6 @@ def sent_back(record: Record, retry: Retry, levels: int = len(DELAYS_MS)) -> byt
     topic.encode()  # raises UnicodeEncodeError for a group's name that is not Unicode
     return encode_moved(
         record, topic, queue_id,
-        properties=raw, reconsume_times=record.reconsume_times + 1, prepared_transaction_offset=0,
+        properties=raw, reconsume_times=min(record.reconsume_times + 1, _ATTEMPTS_MAX),
+        prepared_transaction_offset=0,
     )  # fmt: skip

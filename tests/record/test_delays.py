@@ -169,6 +169,12 @@ def test_a_message_of_rocketmqs_log_with_0x01_in_a_value_can_be_sent_back():
         assert dict(decode_properties(found.properties))["odd"] == "a\x01b"
 
 
+def test_the_count_of_attempts_stays_at_its_greatest():
+    """A client may send it, or damage makes it: the fuzzer found that it failed then."""
+    dead = decode_record(sent_back(message(2**31 - 1), Retry("%DLQ%g", 0, 0)))
+    assert (dead.topic, dead.reconsume_times) == ("%DLQ%g", 2**31 - 1)
+
+
 def test_a_half_message_cannot_be_sent_back():
     with pytest.raises(MessageIllegalError, match="open transaction"):
         sent_back(message(sys_flag=FLAG_PREPARED), Retry("%RETRY%g", 0, 3))
