@@ -15,6 +15,7 @@ from hastore.client.messages import GroupMembers
 from hastore.client.producer.producer import Producer
 from hastore.testing import group as running_group
 from tests.cli.kit import hastore
+from tests.process.harness import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +218,14 @@ def removed():
             commit(made[1], "late", "T", {0: 1})
             while removed_before(made[1]) <= 1:
                 producer.send_sync("T", bytes(60_000), queue=0)
+        # Until retention has nothing more to remove: the first message must not move any more.
+        wait_until(lambda: log_size(made[1]) <= 2**20, 60, "retention removed too little")
         yield made[1]
+
+
+def log_size(node):
+    status = node.status()
+    return status["max_offset"] - status["min_offset"]
 
 
 def removed_before(node):
