@@ -37,6 +37,7 @@ LONG = (
 TESTS = pathlib.Path(__file__).parent
 # The fixture `spark` is a session that all its tests share; `run` has it too.
 USES_SPARK = re.compile(r"def \w+\([^)]*\b(?:spark|run)\b")
+READS_SOURCES = re.compile(r"^from tests\.(?:sources|documents\.error_texts) import", re.M)
 SLOW_S = 10.0  # a case above it says why, by @pytest.mark.slow("...")
 BUSY = 3.0  # processes per core that want to run: then no case is asked for a reason
 SMALL_DISK = 16 << 20
@@ -68,19 +69,27 @@ def uses_spark(module):
     return folder and bool(USES_SPARK.search(path.read_text()))
 
 
+@functools.cache
+def reads_sources(module):
+    """Return whether tests of a module read the parsed sources (tests/sources.py)."""
+    return bool(READS_SOURCES.search(TESTS.parent.joinpath(module).read_text()))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Give a worker a whole module, so that what the module shares is made once.
 
-    The modules of the shared Spark session go to one worker together. The workers take the
-    modules in the order of collection.
+    The modules of the shared Spark session go to one worker together, and so do those that read
+    the parsed sources. The workers take the modules in the order of collection.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             module = nodeid.partition("::")[0]
-            return "tests/spark/" if uses_spark(module) else module
+            if uses_spark(module):
+                return "tests/spark/"
+            return "tests/sources.py" if reads_sources(module) else module
 
     config.option.loadscopereorder = False
     return Scheduler(config, log)

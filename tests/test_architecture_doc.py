@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.packages import written
+from tests.sources import nodes, parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hastore"
@@ -17,16 +18,11 @@ IN_A_STORE = ("hastore/limits", "rescued/")  # paths in a store's folder
 
 
 @functools.cache
-def parse(path):
-    return ast.parse(path.read_text(), filename=str(path))
-
-
-@functools.cache
 def classes():
     """Return the members of each class of hastore, by the class's name."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, set()).update(members(node))
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import inspect
 import logging
@@ -41,25 +40,10 @@ from hastore.server.schedule_service import ScheduleMessageService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
+from tests.process.harness import ROOT
 from tests.server.kit import config_of
-from tests.test_style import MODULES, ROOT, module_name
 
 WAIT_S = 60.0
-# Modules with threads that are not a Service, and what happens if such a thread fails.
-BARE_THREADS = {
-    "registry.session",  # ends a session; the caller does not wait longer than a second
-    "service",  # the base class itself
-    "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
-    "client.producer.checker",  # logged; its group's transactions are asked of other producers
-    "client.producer.cluster_producer",  # a failure is the outcome of the message it was about
-    "testing.links",  # in a test: pytest names the failure, and the link ends
-    "ha.hello.peer",  # a pool: its callers get the exceptions of its threads
-    "cli.own_node",  # the same
-    "client.connections.bootstrap",  # always answers, also after a failure
-    "cli.produce",  # in a command: the interpreter prints the failure, and the command ends
-    "demo.java_clients",  # in the demo: every call that waits gets a failure when it ends
-    "demo.proof",  # in the demo: the thread that waits for it raises the failure
-}
 
 
 def break_with(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
@@ -75,20 +59,6 @@ def subclasses(kind: type) -> Iterator[type]:
     for each in kind.__subclasses__():
         yield each
         yield from subclasses(each)
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_threads_are_services(path: pathlib.Path) -> None:
-    for line in ast.walk(ast.parse(path.read_text())):
-        name = ast.unparse(line) if isinstance(line, ast.Attribute) else ""
-        bare = name in ("threading.Thread", "threading.Timer", "_thread.start_new_thread")
-        bare = bare or name.endswith("ThreadPoolExecutor")
-        imported = isinstance(line, ast.ImportFrom) and line.module in ("threading", "_thread")
-        pools = isinstance(line, ast.ImportFrom) and line.module == "concurrent.futures" and any(
-            each.name.endswith("Executor") for each in line.names
-        )  # fmt: skip
-        if bare or imported or pools:
-            assert module_name(path) in BARE_THREADS, f"{path}:{line.lineno}: use a Service"
 
 
 def test_every_service_requires_on_failure() -> None:

@@ -11,11 +11,11 @@ import shlex
 import sys
 
 import click
-import pytest
 
 from hastore.cli.common import program
 from hastore.cli.main import cli
 from hastore.cli.nodes import dledger_command, master_command, slave_command
+from tests.sources import nodes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOLE = "VALUE"  # replaces each value that a text gets at run time
@@ -64,7 +64,7 @@ def commands_of(page: pathlib.Path) -> list[str]:
 def texts_of(path: pathlib.Path) -> list[str]:
     """Return the string constants of a module; each value in an f-string becomes HOLE."""
     texts = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
         elif isinstance(node, ast.JoinedStr):
@@ -159,16 +159,23 @@ def test_the_check_finds_wrong_commands():
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_commands_of_a_page_exist(page):
-    wrong = {line: why for line in commands_of(page) if (why := problem_of(line))}
-    assert wrong == {}
+def test_the_commands_of_the_pages_exist():
+    found = [(page, line) for page in PAGES for line in commands_of(page)]
+    assert wrong(found) == [] and len({line for _, line in found}) > 40
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_commands_in_texts_of_the_code_exist(path):
-    wrong = {line: why for line in commands_in_code(path) if (why := problem_of(line))}
-    assert wrong == {}
+def test_the_commands_in_texts_of_the_code_exist():
+    found = [(path, line) for path in CODE for line in commands_in_code(path)]
+    assert wrong(found) == [] and len({line for _, line in found}) > 15
+
+
+def wrong(found):
+    """Name each line that is not a command, with its file."""
+    return [
+        f"{path.relative_to(ROOT)}: {line}: {why}"
+        for path, line in found
+        if (why := problem_of(line))
+    ]
 
 
 def test_a_program_is_named_as_this_user_runs_it(tmp_path, monkeypatch):
@@ -191,9 +198,3 @@ def test_a_program_is_named_as_this_user_runs_it(tmp_path, monkeypatch):
     assert program("hastore-master") == "hastore-master", "installed, on the PATH"
     monkeypatch.setattr(sys, "argv", ["bin/hastore"])
     assert program("hastore-master") == "bin/hastore-master", "not an installed one"
-
-
-def test_the_check_finds_many_commands():
-    pages = {line for page in PAGES for line in commands_of(page)}
-    code = {line for path in CODE for line in commands_in_code(path)}
-    assert len(pages) > 40 and len(code) > 15, (len(pages), len(code))

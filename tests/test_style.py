@@ -8,6 +8,7 @@ import re
 
 from tests.conftest import LONGEST
 from tests.packages import PURE, TABLE, allowed, fits, package_of
+from tests.sources import nodes, parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hastore"
@@ -37,6 +38,22 @@ FILE_CALLS = {
     *("posix_fallocate", "link", "symlink", "chmod"),
 }
 
+# Modules with threads that are not a Service, and what happens if such a thread fails.
+BARE_THREADS = {
+    "registry.session",  # ends a session; the caller does not wait longer than a second
+    "service",  # the base class itself
+    "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
+    "client.producer.checker",  # logged; its group's transactions are asked of other producers
+    "client.producer.cluster_producer",  # a failure is the outcome of the message it was about
+    "testing.links",  # in a test: pytest names the failure, and the link ends
+    "ha.hello.peer",  # a pool: its callers get the exceptions of its threads
+    "cli.own_node",  # the same
+    "client.connections.bootstrap",  # always answers, also after a failure
+    "cli.produce",  # in a command: the interpreter prints the failure, and the command ends
+    "demo.java_clients",  # in the demo: every call that waits gets a failure when it ends
+    "demo.proof",  # in the demo: the thread that waits for it raises the failure
+}
+
 
 def module_name(path):
     """Return the name below hastore: "record.codec"."""
@@ -46,14 +63,9 @@ def module_name(path):
     return "spark.registration"
 
 
-@functools.cache
-def parse(path):
-    return ast.parse(path.read_text(), filename=str(path))
-
-
-def imports(tree):
+def imports(path):
     """Yield (line, dotted name) of each import; `from x import y` is x.y."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -101,7 +113,7 @@ def test_imports_go_one_way():
     check(
         f"{where(path, line)}: {complaint}"
         for path in MODULES
-        for line, imported in imports(parse(path))
+        for line, imported in imports(path)
         for complaint in import_complaints(module_name(path), imported)
     )
 
@@ -111,7 +123,7 @@ def import_graph():
     """Return module -> modules of hastore that it imports, also in a function or for types only."""
     graph = {module_name(path): set() for path in MODULES}
     for path in MODULES:
-        for _, imported in imports(parse(path)):
+        for _, imported in imports(path):
             if imported.partition(".")[0] == "hastore":
                 below = imported.removeprefix("hastore").removeprefix(".")
                 if below not in graph:  # a name in a module, or in hastore itself
@@ -171,7 +183,7 @@ def test_each_import_of_the_table_of_packages_is_used():
 
 def functions(path):
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    return (node for node in ast.walk(parse(path)) if isinstance(node, kinds))
+    return (node for node in nodes(path) if isinstance(node, kinds))
 
 
 def test_functions_are_short():
@@ -196,7 +208,7 @@ def test_no_failure_is_swallowed():
     check(
         f"{where(path, node.lineno)}: bare except"
         for path in MODULES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler) and node.type is None
     )
 
@@ -206,7 +218,7 @@ def test_whoever_decodes_catches_all_that_unreadable_bytes_raise():
     check(
         f"{where(path, node.lineno)}: except {names}: write UNREADABLE (hastore/errors.py)"
         for path in MODULES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler) and node.type is not None
         if "msgspec.DecodeError" in (names := ast.unparse(node.type))
         if not ("UnicodeDecodeError" in names and "RecursionError" in names)
@@ -228,7 +240,7 @@ def test_nothing_is_evaluated():
     check(
         f"{where(path, node.lineno)}: {name}"
         for path in MODULES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if (name := evaluates(node))
     )
 
@@ -245,7 +257,7 @@ CALLBACKS_OF = ("server", "ha", "dledger", "store", "registry")
 
 def callbacks_set(path):
     """Yield (line, name) of each callback that a file sets on another object than `self`."""
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
             if not isinstance(target, ast.Attribute) or ast.unparse(target.value) == "self":
@@ -284,7 +296,7 @@ def test_files_are_reached_through_the_shim():
         f"{where(path, node.lineno)}: files only through fs/filesystem.py"
         for path in MODULES
         if not fits(module_name(path), FILE_ACCESS)
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if opens_file(node)
     )
 
@@ -365,4 +377,28 @@ def test_no_merge_is_half_done():
         for path in (*ALL_PYTHON, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if line.startswith(marks)
+    )
+
+
+def is_bare_thread(node):
+    """Return whether a node makes or imports a thread or a pool that is not a Service."""
+    if isinstance(node, ast.Attribute):
+        owner = getattr(node.value, "id", "")
+        threads = (("threading", "Thread"), ("threading", "Timer"), ("_thread", "start_new_thread"))
+        return (owner, node.attr) in threads or node.attr == "ThreadPoolExecutor"
+    if not isinstance(node, ast.ImportFrom):
+        return False
+    pools = any(each.name.endswith("Executor") for each in node.names)
+    return node.module in ("threading", "_thread") or (
+        node.module == "concurrent.futures" and pools
+    )
+
+
+def test_threads_are_services():
+    check(
+        f"{where(path, node.lineno)}: use a Service"
+        for path in MODULES
+        if module_name(path) not in BARE_THREADS
+        for node in nodes(path)
+        if is_bare_thread(node)
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.documents.blocks import ROOT
+from tests.sources import parse
 
 PACKAGE = ROOT / "hastore"
 HOLE = "\0"
@@ -80,7 +81,7 @@ _KINDS = (ast.Return, ast.Assign, ast.AugAssign, ast.Expr, ast.Raise, ast.Call)
 def _nodes(path: pathlib.Path) -> list[tuple[ast.AST, _Function | None]]:
     """Return a module's statements and calls that matter here, each with its function."""
     found = []
-    left: list[tuple[ast.AST, _Function | None]] = [(ast.parse(path.read_text()), None)]
+    left: list[tuple[ast.AST, _Function | None]] = [(parse(path), None)]
     while left:
         node, around = left.pop()
         if isinstance(node, _KINDS):

@@ -19,6 +19,7 @@ from hastore.record.layout import (
     offset_of,
 )
 from tests.random_records import random_record
+from tests.sources import nodes
 
 PACKAGE = pathlib.Path(layout.__file__).parent.parent
 FAMILIES = (0, FLAG_BORN_IPV6, FLAG_STORE_IPV6, FLAG_IPV6)
@@ -116,6 +117,6 @@ def test_no_other_module_has_the_numbers() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         if path == pathlib.Path(layout.__file__):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and type(node.value) is int:
                 assert node.value not in own, f"{path}:{node.lineno}: import it from record.layout"
