@@ -221,12 +221,8 @@ class LoopDriver:
         """
         return self._transport.unsent_bytes
 
-    def detach(self) -> str:
-        """Let the driver end once all is settled; return a text that names the unsettled messages.
-
-        A finalizer may call this.
-        """
-        lost = self.core.unacknowledged()
+    def detach(self) -> None:
+        """Let the driver end once all is settled; a finalizer may call this."""
         if not self.ended:
             self._detached = True
             self.core.calls.stop_polls()
@@ -235,7 +231,6 @@ class LoopDriver:
             if self._loop.is_closed():  # the loop will never run again
                 self.ended = True
                 self._transport.close(0.0)
-        return lost
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child; the event loop belongs to the parent."""

@@ -3,15 +3,17 @@
     OPEN --close()--> CLOSED
       +-------------------+---- fork, in the child ----> FORKED
 
-A client that is dropped, or still open when the interpreter ends, is closed with a ResourceWarning
-that names it. The finalizer that does this may run in any thread and in the middle of any code, so
-it takes no lock and waits for nothing. A client cannot be used in a forked child, because its
-thread and connections belong to the parent. The child closes its copies of the descriptors, and
-each use of the client in the child raises ClientError.
+A client that is dropped is closed with a ResourceWarning that names it. The finalizer that does
+this may run in any thread and in the middle of any code, so it takes no lock and waits for nothing.
+A client that is still open when the interpreter exits gets the same warning, but is not closed: an
+atexit handler of the application may still use and close it. A client cannot be used in a forked
+child, because its thread and connections belong to the parent. The child closes its copies of the
+descriptors, and each use of the client in the child raises ClientError.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import warnings
@@ -39,15 +41,20 @@ class Lifecycle:
         self._abandon = abandon
         self._made_in = os.getpid()
         self._finalizer: weakref.finalize[..., object] | None = None
+        self._lost: Callable[[], str] | None = None  # set while `close` is waited for
         _alive.add(self)
 
-    def watch(self, owner: object, end: Callable[[], str]) -> None:
-        """Call `end` when `owner` is dropped or the interpreter exits, unless `close` came first.
+    def watch(
+        self, owner: object, end: Callable[[], None], lost: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Warn if `owner` is dropped without `close`, and call `end`; only warn at exit.
 
-        `end` must not refer to the owner, take a lock or wait. It returns a text that says what is
-        lost ("messages not acknowledged: 3 to 'orders'"), or "".
+        `lost` returns a text that says what is lost ("messages not acknowledged: 3 to 'orders'"),
+        or "". Neither function may refer to the owner, take a lock or wait.
         """
-        self._finalizer = weakref.finalize(owner, _unclosed, self, end)
+        self._lost = lost
+        self._finalizer = weakref.finalize(owner, _dropped, self, end)
+        self._finalizer.atexit = False
 
     def check_usable(self) -> None:
         """Raise ClientError if the client is closed, or if this is a forked child."""
@@ -63,9 +70,21 @@ class Lifecycle:
         """Mark the client as closed; return True in the first call, but not in a forked child."""
         first = not (self.closed or self.forked)
         self.closed = True
+        self._lost = None
         if self._finalizer is not None:
             self._finalizer.detach()
         return first
+
+    def warn(self) -> None:
+        """Say once that the client was not closed, and what is lost; takes no lock."""
+        lost, self._lost = self._lost, None
+        if lost is None or self.closed or self.forked:
+            return
+        what = lost()
+        text = f"{self.what} was not closed" + (f": {what}" if what else "")
+        if what:
+            log.warning("%s", text)
+        warnings.warn(text, ResourceWarning, stacklevel=2)
 
 
 def refuse_pickling(client: object) -> NoReturn:
@@ -126,15 +145,19 @@ class AsyncClosable:
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
-def _unclosed(lifecycle: Lifecycle, end: Callable[[], str]) -> None:
+def _dropped(lifecycle: Lifecycle, end: Callable[[], None]) -> None:
     if lifecycle.closed or lifecycle.forked:
         return
-    lifecycle.closed = True
-    lost = end()
-    text = f"{lifecycle.what} was not closed" + (f": {lost}" if lost else "")
-    if lost:
-        log.warning("%s", text)
-    warnings.warn(text, ResourceWarning, stacklevel=2)
+    try:
+        lifecycle.warn()
+    finally:  # a filter of warnings may make it an exception
+        lifecycle.closed = True
+        end()
+
+
+def _at_exit() -> None:
+    for lifecycle in list(_alive):
+        lifecycle.warn()
 
 
 def _after_fork() -> None:
@@ -145,3 +168,5 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+# Registered by the import, so handlers that are registered later may close their clients before.
+atexit.register(_at_exit)

@@ -107,7 +107,7 @@ class WarmProcess:
         self.returncode: int | None = None
         self._end = os.pidfd_open(pid)  # readable once the process has ended
         self._lock = threading.Lock()
-        weakref.finalize(self, os.close, self._end)
+        weakref.finalize(self, os.close, self._end).atexit = False  # `wait` may come later
 
     def poll(self) -> int | None:
         """Return the exit code, minus the signal that ended the process; None if it runs."""

@@ -148,10 +148,9 @@ class Requester:
         self.closing = True
         self.transport.close(linger_s=0.0)
 
-    def drop(self) -> str:
-        """Close the connections of a dropped client; returns "", since nothing is lost."""
+    def drop(self) -> None:
+        """Close the connections of a dropped client."""
         self.close()
-        return ""
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child."""

@@ -110,7 +110,8 @@ class Wakeup:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor)
+        # Not at exit: its owner still lives, and the number may soon be that of another file.
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
 
 
 def sealed(connection: NodeConnection, buffers: tuple[bytes, ...]) -> tuple[bytes, ...]:

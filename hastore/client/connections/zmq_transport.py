@@ -65,7 +65,7 @@ class ZmqTransport:
         self._connections: dict[str, _Connection] = {}
         self._epoll = select.epoll()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._wakeup)
+        weakref.finalize(self, os.close, self._wakeup).atexit = False  # see Wakeup
         self._woken = False
         self._closed = False
         self._signalled = True  # a socket may have something to read

@@ -153,10 +153,9 @@ class ClusterRequester(Requester):
         """Close the connections of all groups, and follow ZooKeeper no more."""
         self._end(1.0)
 
-    def drop(self) -> str:
+    def drop(self) -> None:
         """Close all for a client that is dropped; waits for nothing."""
         self._end(0.0)
-        return ""
 
     def _end(self, timeout_s: float) -> None:
         super().close()

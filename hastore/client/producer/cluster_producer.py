@@ -417,7 +417,6 @@ def _abandon(unsettled: set[Future[Any]]) -> None:
             future.fail(failure_of(Status.TIMEOUT, reason, None, unknown=True))
 
 
-def _drop(groups: ClusterGroups) -> str:
+def _drop(groups: ClusterGroups) -> None:
     """Follow the groups no more; the producer of each group says itself what is lost."""
     groups.stop(0.0)
-    return ""

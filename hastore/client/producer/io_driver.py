@@ -93,6 +93,7 @@ class IoDriver:
         self._caller_puts = 0  # shows the idle thread whether callers still come
         self._idle_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._close_idle_event = weakref.finalize(self, os.close, self._idle_event)
+        self._close_idle_event.atexit = False  # the thread and callers go on at exit
         self._idle_poll = select.poll()
         self._idle_poll.register(self._idle_event, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="ProducerSender", daemon=True)
@@ -221,19 +222,14 @@ class IoDriver:
             self._thread.join(STOP_STEP_S)
             left_s -= STOP_STEP_S
 
-    def detach(self) -> str:
-        """Let the thread end once all is settled; return a text that names the unsettled messages.
-
-        Takes no lock and does not wait.
-        """
+    def detach(self) -> None:
+        """Let the thread end once all is settled; takes no lock and does not wait."""
         if self._forked:
-            return ""
-        lost = self.core.unacknowledged()
+            return
         self._detached = True
         self.core.calls.stop_polls()
         self.core.flush_to = float("inf")
         self._wake_all()
-        return lost
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child, which has no thread; takes no lock."""

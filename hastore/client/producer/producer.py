@@ -72,8 +72,8 @@ class Driver(Protocol):
         """Close the descriptors in a forked child."""
         ...
 
-    def detach(self) -> str:
-        """End by itself once all is settled; return a text that names the unsettled messages."""
+    def detach(self) -> None:
+        """End by itself once all is settled."""
         ...
 
 
@@ -143,7 +143,7 @@ class ProducerClient:
         self._preparer = Preparer(first_address(addresses), options, identity)
         self._driver = self._make_driver(addresses, options, security)
         self._lifecycle = Lifecycle(describe(self._kind, addresses), self._driver.abandon)
-        self._lifecycle.watch(self, self._driver.detach)
+        self._lifecycle.watch(self, self._driver.detach, self._driver.core.unacknowledged)
         self._begin()
 
     def _make_driver(

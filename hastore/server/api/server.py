@@ -220,7 +220,7 @@ class ApiServer(Service):
         self._bind_address, self._backend = bind_address, backend
         self._config, self._clock, self._fast_port = config, clock, fast_port
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._wakeup)  # a confirmation after `stop` may use it
+        weakref.finalize(self, os.close, self._wakeup).atexit = False  # confirmations may come late
         self._woken = False
         self._serving = self._readable_moved = False
         self.counts, self.endpoint, self._malformed = ApiCounts(), bind_address, 0

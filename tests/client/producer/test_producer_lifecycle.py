@@ -247,6 +247,60 @@ def test_at_exit_it_says_what_was_not_acknowledged(node: Node) -> None:
     assert said == ""
 
 
+CLOSED_IN_ATEXIT = """
+import atexit, os, sys, threading, time
+
+clients, sent = [], []
+
+def shutdown():
+    files = [os.memfd_create("a file") for _ in range(16)]  # these get the freed descriptors
+    for client in clients:
+        client.close()
+    print(sent[0], [os.pread(file, 99, 0) for file in files if os.fstat(file).st_size], flush=True)
+
+def tell():
+    while not clients[0]._window.closed:
+        time.sleep(0.001)
+    print("closing", flush=True)
+
+if sys.argv[2] == "before":
+    atexit.register(shutdown)
+from hastore import Admin, Consumer, Producer
+if sys.argv[2] == "after":
+    atexit.register(shutdown)
+
+clients.append(Producer([sys.argv[1]], delivery_timeout_s=600))
+clients.append(Consumer("t", [sys.argv[1]]))
+clients.append(Consumer("t", [sys.argv[1]], group="g", share=True))
+clients.append(Admin([sys.argv[1]]))
+threading.Thread(target=tell, daemon=True).start()
+sent.append(clients[0].send("t", b"1", queue=0))
+"""
+
+
+@pytest.mark.parametrize("registered", ["before", "after"])
+@pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
+def test_an_atexit_handler_may_close_clients(node: Node, scheme: str, registered: str) -> None:
+    """The handler comes after the exit's warning if it was registered before the import."""
+    node.backend.transfer.hold = True
+    address = node.address.replace("tcp", scheme, 1)
+    with subprocess.Popen(
+        [sys.executable, "-c", CLOSED_IN_ATEXIT, address, registered],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout.readline() == "closing\n"
+            wait_for(lambda: node.backend.transfer.waiting)
+            node.backend.transfer.end_all()
+            said = process.stdout.readline()
+            assert "returned SendResult" in said and said.endswith("> []\n"), said
+            assert ("was not closed" in process.stderr.read()) == (registered == "before")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
 FORK = """
 import os, sys, threading, time
 from hastore import Producer
