@@ -496,7 +496,8 @@ class Producer(ProducerClient, AsyncClosable):
 
         Without `timeout_s` it waits at most 1 s longer than the delivery timeout. If `close` is
         cancelled, the producer ends at once. A message that is not settled by then fails with its
-        last status, or with OutcomeUnknown. Does nothing in a forked child.
+        last status, or with OutcomeUnknown. If another task's `close` still waits, that one ends
+        the producer. Does nothing in a forked child.
         """
         if self._lifecycle.forked:
             return
@@ -506,15 +507,18 @@ class Producer(ProducerClient, AsyncClosable):
             limit_s = self._timeout_ms / 1000.0 + 1.0
         self._lifecycle.close()
         deadline = self._loop.time() + limit_s
+        wait = self._lifecycle.new_wait()
         try:
-            if not self._driver.ended:
-                self._driver.stop_polls()
-                await self._flush(limit_s)
-                until = min(self._loop.time() + LINGER_S, deadline)
-                while self._driver.unsent_bytes and self._loop.time() < until:
-                    await asyncio.sleep(_POLL_S)  # waits here, because `end` would block the loop
+            with wait:
+                if not self._driver.ended:
+                    self._driver.stop_polls()
+                    await self._flush(limit_s)
+                    until = min(self._loop.time() + LINGER_S, deadline)
+                    while self._driver.unsent_bytes and self._loop.time() < until:
+                        await asyncio.sleep(_POLL_S)  # here, because `end` would block the loop
         finally:
-            self._driver.end(0.0 if self._driver.unsent_bytes else LINGER_S)
+            if not self._lifecycle.close_waits:
+                self._driver.end(0.0 if self._driver.unsent_bytes else LINGER_S)
 
     async def _flush(self, timeout_s: float | None) -> bool:
         waiter = self._driver.flush()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Lifecycle:
         self._abandon = abandon
         self._made_in = os.getpid()
         self._finalizer: weakref.finalize[..., object] | None = None
+        self._waits: list[threading.Lock] = []  # each is held while a `close` waits
         self._lost: Callable[[], str] | None = None  # set while `close` is waited for
         _alive.add(self)
 
@@ -74,6 +76,19 @@ class Lifecycle:
         if self._finalizer is not None:
             self._finalizer.detach()
         return first
+
+    def new_wait(self) -> threading.Lock:
+        """Return a lock to hold while this call of `close` waits for what is under way.
+
+        A lock, because an exception from a signal handler cannot leave it taken.
+        """
+        self._waits.append(wait := threading.Lock())
+        return wait
+
+    @property
+    def close_waits(self) -> bool:
+        """Whether a call of `close` still waits: then none may end what it waits for."""
+        return any(wait.locked() for wait in self._waits)
 
     def warn(self) -> None:
         """Say once that the client was not closed, and what is lost; takes no lock."""

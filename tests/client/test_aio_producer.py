@@ -262,6 +262,29 @@ def test_closing_ends_by_its_deadline(node: Node) -> None:
     run(main)
 
 
+def test_a_second_close_does_not_end_what_the_first_waits_for(node: Node) -> None:
+    async def main() -> None:
+        node.backend.transfer.hold = True
+        producer = Producer([node.address])
+        sent = asyncio.create_task(producer.send("t", b"1", queue=0))
+        await until(lambda: node.backend.transfer.waiting)
+        first = asyncio.create_task(producer.close())
+        await until(lambda: producer._lifecycle.closed)
+        await producer.close(0.01)
+        cancelled = asyncio.create_task(producer.close())
+        await asyncio.sleep(0.01)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert not sent.done() and not first.done()
+        node.backend.transfer.end_all()
+        assert (await sent).queue_offset == 0
+        await first
+        assert producer._driver.ended
+
+    run(main)
+
+
 def test_closing_that_is_cancelled_ends_at_once(node: Node) -> None:
     async def main() -> None:
         node.backend.transfer.hold = True

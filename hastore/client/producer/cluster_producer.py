@@ -255,20 +255,19 @@ class ClusterProducer(Producer):
             self._refuse_callback()
         return self._settled.wait_for(lambda: waited.isdisjoint(self._unsettled), limit_s)
 
-    def _end(self, limit_s: float, *, first: bool) -> None:
-        until = SYSTEM_CLOCK.monotonic_ms() + limit_s * 1000.0
-        try:
-            if first:
-                self._flush(limit_s)
-        finally:
-            with self._lock:
-                self._ends.set()
-                producers, mover = list(self._producers.values()), self._mover
-            for one in producers:
-                one.end(max(0.0, (until - SYSTEM_CLOCK.monotonic_ms()) / 1000.0))
-            if mover is not None and mover is not threading.current_thread():
-                mover.join(1.0)
-            self._groups.stop(1.0)
+    def _settle(self, limit_s: float) -> None:
+        self._flush(limit_s)
+
+    def _end(self, left_s: float) -> None:
+        until = SYSTEM_CLOCK.monotonic_ms() + left_s * 1000.0
+        with self._lock:
+            self._ends.set()
+            producers, mover = list(self._producers.values()), self._mover
+        for one in producers:
+            one.end(max(0.0, (until - SYSTEM_CLOCK.monotonic_ms()) / 1000.0))
+        if mover is not None:
+            mover.join(1.0)
+        self._groups.stop(1.0)
 
     # -- internal
 

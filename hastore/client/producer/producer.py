@@ -336,15 +336,27 @@ class Producer(ProducerClient, Closable):
 
         Without `timeout_s` it waits at most 1 s longer than the delivery timeout. A message that is
         not settled by then fails with its last status, or with OutcomeUnknown, but not before a
-        Future's callback that is still running has ended. Does nothing in a forked child.
+        Future's callback that is still running has ended. If another thread's `close` still waits,
+        that one ends the producer. Raises ClientError in a Future's callback, and then changes
+        nothing. Does nothing in a forked child.
         """
         limit_s = waiting_limit("timeout_s", timeout_s)
-        first = self._lifecycle.close()
-        if self._lifecycle.forked:
+        life = self._lifecycle
+        if not life.forked:
+            self._refuse_callback()
+        life.close()
+        if life.forked:
             return
         if limit_s is None:
             limit_s = self._timeout_ms / 1000.0 + 1.0
-        self._end(limit_s, first=first)
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + limit_s * 1000.0  # the clock of `flush`
+        wait = life.new_wait()
+        try:
+            with wait:
+                self._settle(limit_s)
+        finally:
+            if not life.close_waits:
+                self._end(max(0.0, (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0))
 
     # -- what a ClusterProducer does otherwise
 
@@ -355,18 +367,16 @@ class Producer(ProducerClient, Closable):
     def _flush(self, limit_s: float | None) -> bool:
         return self._driver.flush(limit_s)
 
-    def _end(self, limit_s: float, *, first: bool) -> None:
-        """Wait for unsettled messages, in the `first` call, and end all; `limit_s` for both."""
-        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + limit_s * 1000.0  # the clock of `flush`
-        try:
-            if first:
-                self._driver.close_window()
-                self._driver.flush(limit_s)
-        finally:
-            left_s = max(0.0, (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0)
-            self._driver.stop(min(LINGER_S, left_s), left_s)
-            if self._checker is not None:
-                self._checker.join(LINGER_S)
+    def _settle(self, limit_s: float) -> None:
+        """Take no message any more, and wait for the unsettled ones."""
+        self._driver.close_window()
+        self._driver.flush(limit_s)
+
+    def _end(self, left_s: float) -> None:
+        """Give up what is unsettled, and end all; `left_s` is what is left of the time."""
+        self._driver.stop(min(LINGER_S, left_s), left_s)
+        if self._checker is not None:
+            self._checker.join(LINGER_S)
 
     def _wake(self) -> None:
         """Let the driver look for what was admitted."""

@@ -400,6 +400,51 @@ def test_close_waits_no_longer_than_its_time_for_a_callback(node: Node) -> None:
     wait_for(lambda: not producer._driver._thread.is_alive())
 
 
+def test_a_second_close_does_not_give_up_what_the_first_waits_for(node: Node) -> None:
+    node.backend.transfer.hold = True
+    producer = Producer([node.address])
+    future = producer.send("t", b"1", queue=0)
+    wait_for(lambda: node.backend.transfer.waiting)
+    closes = [threading.Thread(target=producer.close) for _ in range(2)]
+    closes[0].start()
+    wait_for(lambda: producer._window.closed)
+    producer.close(0.01)
+    closes[1].start()
+    assert not future.done() and closes[0].is_alive()
+    node.backend.transfer.end_all()
+    for close in closes:
+        close.join(60)
+    assert future.result(60).queue_offset == 0
+    assert not producer._driver._thread.is_alive()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_close_in_a_callback_raises_and_changes_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    monkeypatch.setattr(cluster_producer, "ClusterGroups", lambda *_: OneGroup(node.address))
+    address: Any = "zk://127.0.0.1:1/shop" if whole else [node.address]
+    with Producer(address) as producer:
+        node.backend.transfer.hold = True
+        said: list[BaseException] = []
+
+        def close(_: object) -> None:
+            try:
+                producer.close()
+            except ClientError as failure:
+                said.append(failure)
+
+        futures = [producer.send("t", b"%d" % number) for number in range(3)]
+        futures[0].add_done_callback(close)
+        wait_for(lambda: node.backend.transfer.waiting)
+        node.backend.transfer.hold = False
+        node.backend.transfer.end_all()
+        assert all(future.result(60).offset is not None for future in futures)
+        wait_for(lambda: said)
+        assert "callback must not wait" in str(said[0])
+        producer.send_sync("t", b"3")
+
+
 FORK_AT_THE_END = """
 import gc, os, sys, threading, time, warnings
 from hastore import Producer
