@@ -16,14 +16,16 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
-from hastore.errors import ClientError, UsageError
+from hastore.errors import ClientError, HastoreError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,24 @@ class Lifecycle:
         if what:
             log.warning("%s", text)
         warnings.warn(text, ResourceWarning, stacklevel=2)
+
+
+class CarefulLog(logging.LoggerAdapter[logging.Logger]):
+    """A logger for what runs while a producer's core is driven, by its thread or by a caller.
+
+    A log handler may send by the same producer, and gets a ClientError where it would wait. If the
+    handler does not catch it, it is shown on stderr, where logging shows what fails in its own
+    handlers. In the core it would end the producer, or the call of the message under way.
+    """
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Log a line; raises what a handler raises, but no HastoreError."""
+        try:
+            super().log(level, msg, *args, **{"stacklevel": 2, **kwargs})
+        except HastoreError:
+            if logging.raiseExceptions and sys.stderr is not None:
+                sys.stderr.write(f"a log handler has failed, at the line {msg!r}:\n")
+                traceback.print_exc()
 
 
 def refuse_pickling(client: object) -> NoReturn:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 
 from hastore.client.connections.bootstrap import is_connectable
 from hastore.client.connections.transport import AddressSource, Arrival
+from hastore.client.lifecycle import CarefulLog
 from hastore.protocol.api import MapInfo
 
-log = logging.getLogger(__name__)
+log = CarefulLog(logging.getLogger(__name__))
 
 MAX_ADDRESSES = 64
 

@@ -42,6 +42,7 @@ from hastore.client.connections.transport import (
     NoAnswer,
     Quiet,
 )
+from hastore.client.lifecycle import CarefulLog
 from hastore.clock import Clock
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError
 from hastore.protocol import api
@@ -50,7 +51,7 @@ from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front, enco
 if TYPE_CHECKING:
     from hastore.security.tls_engine import TlsEngine
 
-log = logging.getLogger(__name__)
+log = CarefulLog(logging.getLogger(__name__))
 
 CONNECT_MS = 5_000.0  # from SYN to READY
 RECEIVE_BYTES = 64 * 1024

@@ -29,10 +29,11 @@ from hastore.client.connections.transport import (
     NoAnswer,
     Quiet,
 )
+from hastore.client.lifecycle import CarefulLog
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError
 from hastore.protocol import api
 
-log = logging.getLogger(__name__)
+log = CarefulLog(logging.getLogger(__name__))
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)

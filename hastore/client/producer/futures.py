@@ -33,13 +33,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from hastore.client.lifecycle import CarefulLog
 from hastore.client.messages import SendResult
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
 from hastore.protocol.api import PutDone, Status
 from hastore.service import Sleeper
 
-log = logging.getLogger(__name__)
+log = CarefulLog(logging.getLogger(__name__))
 
 Value = TypeVar("Value")
 _PENDING = "PENDING"  # the stdlib's own names

@@ -20,6 +20,9 @@ the core (see `SendCore`). The restart drops the connection to the master; then 
 with the put. After an interrupt between `admit` and `wake`, the put is sent at the next wake-up. A
 handler that calls the producer may wait for ever for a lock that the interrupted call holds.
 
+Other code may run inside a driving caller, too: a log handler, a finalizer. What it calls must not
+wait for the core, which waits for it; `refuse_own_thread` tells it so, by `_caller`.
+
 Neither this module nor the modules that it uses refer to the Producer, so that an unused Producer
 can be freed. Its thread then goes on until all messages are settled, at most for the delivery
 timeout, and ends.
@@ -39,7 +42,7 @@ from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Transport
 from hastore.client.connections.transport_factory import make_transport
-from hastore.client.lifecycle import Lifecycle
+from hastore.client.lifecycle import CarefulLog, Lifecycle
 from hastore.client.producer.futures import LocklessCondition, Outcome, SendFuture
 from hastore.client.producer.master_calls import MasterCall
 from hastore.client.producer.send_core import SendCore
@@ -49,7 +52,7 @@ from hastore.clock import Clock
 from hastore.errors import ClientError
 from hastore.protocol import api
 
-log = logging.getLogger(__name__)
+log = CarefulLog(logging.getLogger(__name__))
 
 IDLE_S = 0.05
 LINGER_S = 1.0  # for bytes that the kernel has not taken when the producer ends
@@ -84,6 +87,8 @@ class IoDriver:
         self.core = SendCore(options, window, self._transport, cluster)
         self._progress = LocklessCondition()  # notified after each `run_once`
         self._driving = threading.Lock()
+        self._calling = threading.Lock()  # held by a driving caller, for `refuse_own_thread`
+        self._caller = 0  # the last driving caller's thread; set under `_driving`
         self._stopped = False
         self._linger_s = LINGER_S
         self._detached = False
@@ -128,23 +133,25 @@ class IoDriver:
         else:
             # `with`: CPython runs no signal handler between taking the lock and the block.
             with self._driving:
-                try:
-                    if not core.interrupted and core.under_way() <= 1:
-                        self._caller_is_driving = self._callers_drive = True
-                        self._caller_puts += 1
-                        now = self._now_ms()
-                        core.send_now(now)
-                        while not future.done() and not core.ended and not self._stopped:
-                            self._transport.sleep(core.sleep_s(now))
+                self._caller = threading.get_ident()
+                with self._calling:
+                    try:
+                        if not core.interrupted and core.under_way() <= 1:
+                            self._caller_is_driving = self._callers_drive = True
+                            self._caller_puts += 1
                             now = self._now_ms()
-                            core.run_once(now)
-                            if self._progress.sleepers:
-                                self._progress.notify_all()
-                finally:
-                    # Cleared first, so that `wake` wakes the idle thread from here on.
-                    self._caller_is_driving = False
-                    if core.interrupted or core.under_way():
-                        self._callers_drive = False
+                            core.send_now(now)
+                            while not future.done() and not core.ended and not self._stopped:
+                                self._transport.sleep(core.sleep_s(now))
+                                now = self._now_ms()
+                                core.run_once(now)
+                                if self._progress.sleepers:
+                                    self._progress.notify_all()
+                    finally:
+                        # Cleared first, so that `wake` wakes the idle thread from here on.
+                        self._caller_is_driving = False
+                        if core.interrupted or core.under_way():
+                            self._callers_drive = False
             if not self._callers_drive:
                 self._wake_all()
         if not future.done():
@@ -250,9 +257,22 @@ class IoDriver:
         return self._progress.wait_for(is_true, timeout_s)
 
     def refuse_own_thread(self) -> None:
-        """Raise ClientError in the thread: in a Future's callback, which must not wait."""
+        """Raise ClientError in a Future's callback, and in what runs inside a driving caller.
+
+        Neither may wait: the core waits for it.
+        """
         if threading.current_thread() is self._thread:
-            raise ClientError("a Future's callback must not wait: the producer's thread runs it")
+            raise ClientError(
+                "a Future's callback must not wait: the producer's thread runs it; nor a log "
+                "handler there: use `send`"
+            )
+        # In this order: while `_calling` is held, `_caller` is who holds it.
+        is_inside = self._calling.locked() and self._caller == threading.get_ident()
+        if is_inside and not self._forked:
+            raise ClientError(
+                "a log handler, or what else runs inside a call of a producer, must not wait for "
+                "the producer: use `send`"
+            )
 
     # -- the thread
 
@@ -261,8 +281,10 @@ class IoDriver:
         try:
             self._drive()
         except BaseException as failure:  # waiting and later calls raise it, so none hangs
-            log.exception("ProducerSender died")
-            self._end(failure)
+            try:
+                log.exception("ProducerSender died")
+            finally:  # a log handler may raise
+                self._end(failure)
         else:
             self._end(None)
         finally:

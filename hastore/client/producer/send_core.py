@@ -28,6 +28,7 @@ from typing import Any
 from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival, Transport
+from hastore.client.lifecycle import CarefulLog
 from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.futures import Outcome, result_of
 from hastore.client.producer.master_calls import MasterCalls
@@ -35,7 +36,7 @@ from hastore.client.producer.window import Entry, Frame, Window, in_order
 from hastore.errors import HastoreError
 from hastore.protocol import api
 
-log = logging.getLogger(__name__)
+log = CarefulLog(logging.getLogger(__name__))
 
 MAX_FRAMES = 8
 SMALL_FRAMES = 2  # if so many are in flight, only full frames are sent, so messages gather

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from hastore import Producer
+from hastore.client import lifecycle
 from hastore.client.connections.socket_transport import SocketTransport
-from hastore.client.messages import SendResult
+from hastore.client.messages import SendResult, Status
 from hastore.client.producer.io_driver import IoDriver
 from hastore.errors import ClientError, OutcomeUnknown
 from hastore.record.codec import decode_record
@@ -254,6 +257,65 @@ def test_a_caller_may_drive_before_the_thread_has_run(
     finally:
         may_run.set()
         producer.close()
+
+
+class Shipping(logging.Handler):
+    """Ships each line by a producer, as handlers of applications do."""
+
+    def __init__(self, ship: Callable[[bytes], object]) -> None:
+        super().__init__()
+        self._ship = ship
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert record.pathname != lifecycle.__file__, "the line names its own place"
+        self._ship(record.getMessage().encode())
+
+
+@pytest.mark.parametrize("call", ["send", "send_sync", "flush", "close"])
+@pytest.mark.parametrize("driver", ["caller", "thread"])
+def test_a_log_handler_may_send_by_the_producer_but_not_wait(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    driver: str, call: str,
+) -> None:  # fmt: skip
+    """The producer logs who the master is while a caller or its own thread drives the core."""
+    may_run, real = threading.Event(), IoDriver._run
+    monkeypatch.setattr(IoDriver, "_run", lambda self: (may_run.wait(), real(self)))
+    producers: list[Producer] = []
+    ended: list[SendResult] = []
+
+    def ship(line: bytes) -> None:
+        if line.startswith(b"producer: the master is"):
+            use = getattr(producers[0], call)
+            use("logs", line, queue=0) if call.startswith("send") else use()
+
+    def work() -> None:
+        producers.append(Producer([node.address]))
+        if driver == "caller":
+            ended.append(producers[0].send_sync("t", b"1", queue=0))
+            may_run.set()
+        else:
+            future = producers[0].send("t", b"1", queue=0)
+            may_run.set()
+            ended.append(future.result(60))
+
+    logger, handler = logging.getLogger("hastore.client"), Shipping(ship)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "it hangs"
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        may_run.set()
+    assert [result.status for result in ended] == [Status.PUT_OK]
+    producers[0].close()
+    shipped = [body for body in bodies(node) if body.startswith(b"producer: the master is")]
+    assert len(shipped) == (call == "send")
+    assert ("must not wait" in capfd.readouterr().err) == (call != "send")
 
 
 def test_a_caller_never_opens_connections_beside_the_thread(
