@@ -28,7 +28,7 @@ from hastore.client.connections.following_transport import FollowingTransport
 from hastore.client.connections.proving import make_prover
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.messages import SendResult, Status, failure_of
-from hastore.client.producer.futures import LocklessCondition, SendFuture
+from hastore.client.producer.futures import LocklessCondition, SendFuture, Unread
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     OutgoingMessage,
@@ -129,6 +129,7 @@ class ClusterProducer(Producer):
         self._turns: dict[str, itertools.count[int]] = {}
         self._down: dict[str, float] = {}  # since when a group is without a master
         self._ends = threading.Event()  # set under the lock: then no producer is made
+        self._unread = Unread()
         self._unsettled: set[Future[Any]] = set()
         self._settled = LocklessCondition()
         self._left: deque[_Message] = deque()  # messages for other groups
@@ -136,7 +137,7 @@ class ClusterProducer(Producer):
         self._lifecycle = Lifecycle(
             describe(self._kind, (str(cluster),)), partial(_abandon, self._unsettled)
         )
-        self._lifecycle.watch(self, partial(_drop, self._groups))
+        self._lifecycle.watch(self, partial(_drop, self._groups), self._unread.text)
         self._groups.start()
 
     # -- what the cluster has
@@ -200,7 +201,7 @@ class ClusterProducer(Producer):
             pairs_of(None, tags, NO_PROPERTIES, delay_level)  # checked before the wait for a group
         if expires is None:
             expires = self._clock.monotonic_ms() + self._timeout_ms
-        future: SendFuture[SendResult] = SendFuture()
+        future: SendFuture[SendResult] = SendFuture(self._unread)
         message = _Message(
             future, (topic, body, name, tags, properties, None, delay_level), expires
         )
@@ -230,9 +231,11 @@ class ClusterProducer(Producer):
         self._check_place(topic, queue, "send_batch")
         now = self._clock.monotonic_ms()
         expires = now + self._timeout_ms
-        future = self._wait_group(topic, None, expires)._send_batch(topic, messages, None, now)
+        inner = self._wait_group(topic, None, expires)._send_batch(topic, messages, None, now)
+        # One of its own, because the callback counts as somebody who has asked the inner one.
+        future: SendFuture[list[SendResult]] = SendFuture(self._unread)
         self._unsettled.add(future)
-        future.add_done_callback(self._note_settled)
+        inner.add_done_callback(lambda done: self._pass_on(done, future))
         return future
 
     def transaction(self, topic: str, body: bytes, **_options: Any) -> NoReturn:
@@ -295,18 +298,14 @@ class ClusterProducer(Producer):
     def _note_end(self, message: _Message, group: GroupProducer, done: Future[SendResult]) -> None:
         """Pass an outcome on; a message that is certainly not stored moves on."""
         failure = done.exception()
-        if failure is None:
-            message.future.set_result(done.result())
-        elif (
+        if (
             isinstance(failure, NotStoredError | UnreachableError)
             and not self._ends.is_set()
             and self._clock.monotonic_ms() < message.expires
         ):
             self._move(message, group)
-            return
         else:
-            message.future.set_exception(failure)
-        self._note_settled(message.future)
+            self._pass_on(done, message.future)
 
     def _move(self, message: _Message, group: GroupProducer) -> None:
         """Give a message to another group, in a thread: a Future's callback must not wait."""
@@ -401,6 +400,15 @@ class ClusterProducer(Producer):
             nodes = GroupNodes(self._groups, self._cluster, name, groups[name].addresses)
             made = self._producers[name] = self._make(nodes)
             return made
+
+    def _pass_on(self, done: Future[Any], future: SendFuture[Any]) -> None:
+        """End the caller's Future as the one of a group's producer has ended."""
+        failure = done.exception()
+        if failure is None:
+            future.set_result(done.result())
+        else:
+            future.set_exception(failure)
+        self._note_settled(future)
 
     def _note_settled(self, future: Future[Any]) -> None:
         self._unsettled.discard(future)

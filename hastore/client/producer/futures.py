@@ -28,6 +28,7 @@ one step.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -116,6 +117,46 @@ class Outcome(Protocol):
         ...
 
 
+class Unread:
+    """Counts the failed Futures of a producer that nobody has asked how they ended.
+
+    So a producer whose Futures are dropped can say at its end that messages are lost. Does nothing
+    in a forked child, where another thread of the parent may have held the lock.
+    """
+
+    __slots__ = ("_lock", "_made_in", "count", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last = ""  # the latest failure's text: an exception would keep its frames
+        self._lock = threading.RLock()  # reentrant: a finalizer may use a Future while it is held
+        self._made_in = os.getpid()
+
+    def add(self, failure: BaseException) -> None:
+        """Count a Future that fails."""
+        if os.getpid() == self._made_in:
+            with self._lock:
+                self.count += 1
+                self.last = str(failure)
+
+    def remove(self, future: SendFuture[Any]) -> None:
+        """Count a failed Future no more: somebody learns how it ended."""
+        if os.getpid() == self._made_in:
+            with self._lock:
+                if future._unread is self:  # else another thread was first
+                    future._unread = None
+                    self.count -= 1
+
+    def text(self) -> str:
+        """Return a text that says how many have failed, "" if none has; takes no lock."""
+        if self.count <= 0:
+            return ""
+        return (
+            f"sends that have failed, and whose Futures nobody has asked: {self.count}; "
+            f"the last failure: {self.last}"
+        )
+
+
 class _Observers:
     """The waiters and callbacks of one Future."""
 
@@ -134,11 +175,15 @@ class _Observers:
 class SendFuture(Future[Value]):
     """The caller's Future; `cancel` returns False, because a message cannot be recalled."""
 
-    __slots__ = ("_exception", "_observers", "_receipt", "_result", "_state")
+    __slots__ = ("_exception", "_observers", "_receipt", "_result", "_state", "_unread")
 
-    def __init__(self) -> None:
-        """Make a pending Future; the stdlib's other attributes are made on demand."""
+    def __init__(self, unread: Unread | None = None) -> None:
+        """Make a pending Future; the stdlib's other attributes are made on demand.
+
+        If it fails, `unread` counts it until somebody asks how it ended.
+        """
         self._state = _PENDING
+        self._unread = unread
         self._exception: BaseException | None = None
         self._receipt: tuple[str, PutDone, int, int | None] | None = None
         self._observers: _Observers | None = None
@@ -189,6 +234,7 @@ class SendFuture(Future[Value]):
             self._wait(timeout)
         failure = self._exception
         if failure is not None:
+            self._note_read()
             try:
                 raise failure
             finally:
@@ -204,6 +250,7 @@ class SendFuture(Future[Value]):
         """Return the put's exception, None for success; waits at most `timeout` seconds."""
         if self._state != _FINISHED:
             self._wait(timeout)
+        self._note_read()
         return self._exception
 
     def _get_snapshot(self) -> tuple[bool, bool, Value | None, BaseException | None]:
@@ -213,6 +260,7 @@ class SendFuture(Future[Value]):
         """
         if self._state != _FINISHED:
             return False, False, None, None
+        self._note_read()
         failure = self._exception
         return True, False, None if failure is not None else self.result(), failure
 
@@ -226,8 +274,9 @@ class SendFuture(Future[Value]):
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
         """End it with record `begin` of a reply; with `end`, with its records [begin, end)."""
         self._receipt = (topic, reply, begin, end)
-        if self._exception is not None:
-            self._exception = None  # an interrupted `fail` has left it
+        if self._exception is not None:  # an interrupted `fail` has left it
+            self._note_read()
+            self._exception = None
         self._state = _FINISHED
         return self._observers is not None
 
@@ -240,6 +289,8 @@ class SendFuture(Future[Value]):
 
     def fail(self, failure: BaseException) -> bool:
         """End it with an exception."""
+        if self._unread is not None and self._exception is None:
+            self._unread.add(failure)
         self._exception = failure
         self._receipt = None
         self._state = _FINISHED
@@ -293,11 +344,18 @@ class SendFuture(Future[Value]):
         if not self._get_observers().ended.wait_for(self.done, timeout):
             raise TimeoutError
 
+    def _note_read(self) -> None:
+        """Note that somebody learns how it ended."""
+        unread = self._unread
+        if unread is not None and self._exception is not None:
+            unread.remove(self)
+
     def _make_call(self, call: list[Callable[[Any], object]]) -> None:
         try:
             fn = call.pop()  # one step: only one thread gets the callback
         except IndexError:
             return
+        self._note_read()
         try:
             fn(self)
         except Exception:

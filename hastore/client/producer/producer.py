@@ -7,9 +7,11 @@ with Producer(["tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921"]) as producer:
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -29,7 +31,7 @@ from hastore.client.connections.transport import Transport
 from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.checker import Checker, Transaction
-from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.futures import SendFuture, Unread
 from hastore.client.producer.io_driver import LINGER_S, IoDriver
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
@@ -56,6 +58,8 @@ from hastore.client.security import Security, SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, NotAuthenticatedError, UnreachableError, UsageError
 from hastore.protocol.api import WINDOW
+
+log = logging.getLogger(__name__)
 
 _CLUSTER_MODULE = "hastore.client.producer.cluster_producer"
 _NO_PAIRS: list[tuple[str, str]] = []
@@ -143,7 +147,7 @@ class ProducerClient:
         self._preparer = Preparer(first_address(addresses), options, identity)
         self._driver = self._make_driver(addresses, options, security)
         self._lifecycle = Lifecycle(describe(self._kind, addresses), self._driver.abandon)
-        self._lifecycle.watch(self, self._driver.detach, self._driver.core.unacknowledged)
+        self._lifecycle.watch(self, self._driver.detach, self._lost())
         self._begin()
 
     def _make_driver(
@@ -151,6 +155,10 @@ class ProducerClient:
     ) -> Driver:
         """Return the driver; it may already connect."""
         raise NotImplementedError
+
+    def _lost(self) -> Callable[[], str]:
+        """Return what names the lost messages of a producer that was not closed."""
+        return self._driver.core.unacknowledged
 
     def _begin(self) -> None:
         """Let the driver run, once the end of this producer is watched."""
@@ -225,10 +233,14 @@ class Producer(ProducerClient, Closable):
     def _make_driver(
         self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
     ) -> IoDriver:
+        self._unread = Unread()
         self._window = Window(options.max_in_flight)
         return IoDriver(
             addresses, options, self._window, self._clock, security, transport=self._transport
         )
+
+    def _lost(self) -> Callable[[], str]:
+        return partial(_lost, self._driver.core, self._unread)
 
     def _begin(self) -> None:
         # If `close` is interrupted, this second finalizer still ends the thread.
@@ -327,7 +339,10 @@ class Producer(ProducerClient, Closable):
             return Transaction(begun.stored(future.result()), self, self._driver, group)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
+        """Wait until all messages sent so far are settled; False if `timeout_s` is over first.
+
+        Settled is stored or failed: only its Future says which.
+        """
         self._lifecycle.check_usable()
         return self._flush(waiting_limit("timeout_s", timeout_s))
 
@@ -337,8 +352,9 @@ class Producer(ProducerClient, Closable):
         Without `timeout_s` it waits at most 1 s longer than the delivery timeout. A message that is
         not settled by then fails with its last status, or with OutcomeUnknown, but not before a
         Future's callback that is still running has ended. If another thread's `close` still waits,
-        that one ends the producer. Raises ClientError in a Future's callback, and then changes
-        nothing. Does nothing in a forked child.
+        that one ends the producer. Logs a warning if sends have failed whose Futures nobody has
+        asked. Raises ClientError in a Future's callback, and then changes nothing. Does nothing in
+        a forked child.
         """
         limit_s = waiting_limit("timeout_s", timeout_s)
         life = self._lifecycle
@@ -357,6 +373,9 @@ class Producer(ProducerClient, Closable):
         finally:
             if not life.close_waits:
                 self._end(max(0.0, (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0))
+                if text := self._unread.text():
+                    self._unread.count = 0  # a second `close` need not say it again
+                    log.warning("%s has ended; %s", life.what, text)
 
     # -- what a ClusterProducer does otherwise
 
@@ -430,7 +449,7 @@ class Producer(ProducerClient, Closable):
             queue_id = queue
         else:
             queue_id = queue_of("queue", queue)
-        future: SendFuture[SendResult] = SendFuture()
+        future: SendFuture[SendResult] = SendFuture(self._unread)
         while True:
             with window.lock:  # so numbers rise in the order in which messages are admitted
                 if window.has_room(1):
@@ -453,18 +472,19 @@ class Producer(ProducerClient, Closable):
     ) -> Future[list[SendResult]]:
         """Send a batch whose caller was called at `now`."""
         parts: list[Future[list[SendResult]]] = []
+        unread = self._unread
         for drafts in self._preparer.batches(topic, messages, queue):
             try:
                 parts.append(self._send_part(topic, drafts, now))
             except HastoreError as failure:
                 if not parts:
                     raise
-                failed: SendFuture[list[SendResult]] = SendFuture()
+                failed: SendFuture[list[SendResult]] = SendFuture(unread)
                 failed.fail(failure)
                 parts.append(failed)
                 break
             self._driver.wake()
-        return _joined(parts)
+        return _joined(parts, unread)
 
     # -- internal
 
@@ -516,7 +536,7 @@ class Producer(ProducerClient, Closable):
         """
         window = self._window
         expires = now + self._timeout_ms
-        future: SendFuture[Any] = SendFuture()
+        future: SendFuture[Any] = SendFuture(self._unread)
         while True:
             with window.lock:
                 if window.has_room(count):
@@ -557,11 +577,17 @@ def _not_sent() -> Exception:
     return failure_of(Status.SERVICE_NOT_AVAILABLE, NOT_SENT, None, unknown=False)
 
 
-def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:
+def _lost(core: SendCore, unread: Unread) -> str:
+    return "; ".join(text for text in (core.unacknowledged(), unread.text()) if text)
+
+
+def _joined(
+    parts: list[Future[list[SendResult]]], unread: Unread
+) -> Future[list[SendResult]]:
     """Return a Future of all parts' results in order, or of the first part's failure."""
     if len(parts) == 1:
         return parts[0]
-    whole: SendFuture[list[SendResult]] = SendFuture()
+    whole: SendFuture[list[SendResult]] = SendFuture(unread)
 
     def go_on(place: int) -> None:
         # It waits for one part at a time, so that the caller and the thread never run this

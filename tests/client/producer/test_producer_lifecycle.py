@@ -19,7 +19,15 @@ import pytest
 
 from hastore import Producer
 from hastore.client.producer import cluster_producer
-from hastore.errors import ClientError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
+from hastore.client.producer.preparer import Preparer
+from hastore.errors import (
+    ClientError,
+    HastoreError,
+    MessageIllegalError,
+    NotStoredError,
+    OutcomeUnknown,
+    UsageError,
+)
 from hastore.registry.cluster_watch import GroupSeen
 from tests.client.conftest import Node
 from tests.client.interrupts import interrupt_everywhere
@@ -244,7 +252,8 @@ def test_at_exit_it_says_what_was_not_acknowledged(node: Node) -> None:
         _, said = run(EXIT, address)  # without waiting ten minutes for the puts
         assert "was not closed: messages not acknowledged: 2 to 'orders'" in said
     _, said = run(EXIT + "producer.close(0)", NOBODY)
-    assert said == ""
+    assert "was not closed" not in said
+    assert "nobody has asked: 2; the last failure: SERVICE_NOT_AVAILABLE" in said
 
 
 CLOSED_IN_ATEXIT = """
@@ -443,6 +452,34 @@ def test_close_in_a_callback_raises_and_changes_nothing(
         wait_for(lambda: said)
         assert "callback must not wait" in str(said[0])
         producer.send_sync("t", b"3")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_its_end_says_how_many_failed_sends_nobody_has_asked(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, whole: bool
+) -> None:
+    """As in fire and forget, where each Future is dropped."""
+    monkeypatch.setattr(cluster_producer, "ClusterGroups", lambda *_: OneGroup(node.address))
+    address: Any = "zk://127.0.0.1:1/shop" if whole else [node.address]
+    with Producer(address) as producer:
+        producer.send("t", b"stored, and not asked")
+    assert not caplog.records
+    with Producer(address) as producer:
+        monkeypatch.setattr(Preparer, "choose_queue", lambda *_: 99)  # which the node refuses
+        for _ in range(2):
+            producer.send("t", b"1")
+        producer.send_batch("t", [b"2"] * 600)  # in parts, with one Future
+        asked, raised, called = (producer.send("t", b"3") for _ in range(3))
+        assert isinstance(asked.exception(60), MessageIllegalError)
+        with pytest.raises(MessageIllegalError):
+            raised.result(60)
+        with pytest.raises(MessageIllegalError):
+            producer.send_sync("t", b"4")
+        called.add_done_callback(lambda _: None)
+        assert producer.flush(), "what failed is settled"
+    producer.close()
+    [line] = [each.getMessage() for each in caplog.records]
+    assert "has ended" in line and "nobody has asked: 3; the last failure: MESSAGE_ILLEGAL" in line
 
 
 FORK_AT_THE_END = """
