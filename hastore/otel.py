@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hastore
 from hastore.client.lifecycle import refuse_pickling
 from hastore.client.messages import Message, SendResult
-from hastore.client.producer.preparer import NO_PROPERTIES, OutgoingMessage, Properties
+from hastore.client.producer.preparer import NO_PROPERTIES, Body, OutgoingMessage, Properties
 from hastore.client.producer.producer import Producer
 from hastore.errors import HastoreError, UsageError
 
@@ -114,14 +114,14 @@ class _Traced:
             name, kind=SpanKind.PRODUCER, attributes={**_about("send", str(topic)), **told}
         )
 
-    def _begin_one(self, topic: str, body: bytes, properties: Properties) -> tuple[Span, Any]:
+    def _begin_one(self, topic: str, body: Body, properties: Properties) -> tuple[Span, Any]:
         """Return the span of a message, and its properties with the context."""
         size = len(body) if isinstance(body, bytes | bytearray | memoryview) else 0
         span = self._begin(topic, **{"messaging.message.body.size": size})
         return span, _with_context(span, properties)
 
     def _begin_batch(
-        self, topic: str, messages: Iterable[OutgoingMessage | bytes]
+        self, topic: str, messages: Iterable[OutgoingMessage | Body]
     ) -> tuple[Span, Any]:
         """Return the span of a batch, and its messages with the context."""
         if not isinstance(messages, Iterable) or isinstance(messages, str | bytes):
@@ -151,7 +151,7 @@ class TracedProducer(_Traced):
         self._producer.__exit__(*raised)
 
     def send(
-        self, topic: str, body: bytes, *, properties: Properties = NO_PROPERTIES, **more: Any
+        self, topic: str, body: Body, *, properties: Properties = NO_PROPERTIES, **more: Any
     ) -> Future[SendResult]:
         """Send a message as Producer.send does."""
         span, given = self._begin_one(topic, body, properties)
@@ -161,7 +161,7 @@ class TracedProducer(_Traced):
         return future
 
     def send_sync(
-        self, topic: str, body: bytes, *, properties: Properties = NO_PROPERTIES, **more: Any
+        self, topic: str, body: Body, *, properties: Properties = NO_PROPERTIES, **more: Any
     ) -> SendResult:
         """Send a message as Producer.send_sync does."""
         span, given = self._begin_one(topic, body, properties)
@@ -171,7 +171,7 @@ class TracedProducer(_Traced):
             return result
 
     def send_batch(
-        self, topic: str, messages: Iterable[OutgoingMessage | bytes], **more: Any
+        self, topic: str, messages: Iterable[OutgoingMessage | Body], **more: Any
     ) -> Future[list[SendResult]]:
         """Send messages as Producer.send_batch does, with one span for all."""
         span, given = self._begin_batch(topic, messages)
@@ -181,7 +181,7 @@ class TracedProducer(_Traced):
         return future
 
     def transaction(
-        self, topic: str, body: bytes, *, properties: Properties = NO_PROPERTIES, **more: Any
+        self, topic: str, body: Body, *, properties: Properties = NO_PROPERTIES, **more: Any
     ) -> Transaction:
         """Begin a transaction as Producer.transaction does; the span is that of its message."""
         span, given = self._begin_one(topic, body, properties)
@@ -209,7 +209,7 @@ class AsyncTracedProducer(_Traced):
         await self._producer.__aexit__(*raised)
 
     async def send(
-        self, topic: str, body: bytes, *, properties: Properties = NO_PROPERTIES, **more: Any
+        self, topic: str, body: Body, *, properties: Properties = NO_PROPERTIES, **more: Any
     ) -> SendResult:
         """Send a message as hastore.aio.Producer.send does."""
         span, given = self._begin_one(topic, body, properties)
@@ -219,7 +219,7 @@ class AsyncTracedProducer(_Traced):
             return result
 
     async def send_batch(
-        self, topic: str, messages: Iterable[OutgoingMessage | bytes], **more: Any
+        self, topic: str, messages: Iterable[OutgoingMessage | Body], **more: Any
     ) -> list[SendResult]:
         """Send messages as hastore.aio.Producer.send_batch does, with one span."""
         span, given = self._begin_batch(topic, messages)
@@ -228,7 +228,7 @@ class AsyncTracedProducer(_Traced):
             return results
 
     def transaction(
-        self, topic: str, body: bytes, *, properties: Properties = NO_PROPERTIES, **more: Any
+        self, topic: str, body: Body, *, properties: Properties = NO_PROPERTIES, **more: Any
     ) -> Beginning:
         """Begin a transaction as hastore.aio.Producer.transaction does.
 

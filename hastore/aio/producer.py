@@ -29,6 +29,7 @@ from hastore.client.producer.io_driver import LINGER_S
 from hastore.client.producer.master_calls import MasterCall
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
+    Body,
     Draft,
     OutgoingMessage,
     Preparer,
@@ -416,7 +417,7 @@ class Producer(ProducerClient, AsyncClosable):
     async def send(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         key: str | bytes | None = None,
         tags: str | None = None,
@@ -438,7 +439,7 @@ class Producer(ProducerClient, AsyncClosable):
     def transaction(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         key: str | bytes | None = None,
         tags: str | None = None,
@@ -468,7 +469,7 @@ class Producer(ProducerClient, AsyncClosable):
     async def send_batch(
         self,
         topic: str,
-        messages: Iterable[OutgoingMessage | bytes],
+        messages: Iterable[OutgoingMessage | Body],
         *,
         queue: int | None = None,
     ) -> list[SendResult]:

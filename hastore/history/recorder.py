@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, Self
 
 from hastore.client.messages import Message, SendResult
-from hastore.client.producer.preparer import OutgoingMessage
+from hastore.client.producer.preparer import Body, OutgoingMessage
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (
     CorruptRecordError,
@@ -213,7 +213,7 @@ class RecordedProducer:
     def __exit__(self, *_raised: object) -> None:
         self.close()
 
-    def send(self, topic: str, body: bytes, **more: Any) -> Future[SendResult]:
+    def send(self, topic: str, body: Body, **more: Any) -> Future[SendResult]:
         """Send a message as Producer.send does."""
         op = self._begin(topic, body, more.get("key"), more.get("delay_level") is not None)
         try:
@@ -224,7 +224,7 @@ class RecordedProducer:
         future.add_done_callback(lambda done: self._ended([op], done))
         return future
 
-    def send_sync(self, topic: str, body: bytes, **more: Any) -> SendResult:
+    def send_sync(self, topic: str, body: Body, **more: Any) -> SendResult:
         """Send a message as Producer.send_sync does."""
         op = self._begin(topic, body, more.get("key"), more.get("delay_level") is not None)
         with self._failing([op]):
@@ -233,7 +233,7 @@ class RecordedProducer:
         return result
 
     def send_batch(
-        self, topic: str, messages: Iterable[OutgoingMessage | bytes], **more: Any
+        self, topic: str, messages: Iterable[OutgoingMessage | Body], **more: Any
     ) -> Future[list[SendResult]]:
         """Send messages as Producer.send_batch does."""
         given = list(messages)
@@ -249,7 +249,7 @@ class RecordedProducer:
         future.add_done_callback(lambda done: self._ended(ops, done))
         return future
 
-    def transaction(self, topic: str, body: bytes, **more: Any) -> Any:
+    def transaction(self, topic: str, body: Body, **more: Any) -> Any:
         """Begin a transaction as Producer.transaction does."""
         op = self._begin(topic, body, more.get("key"), delayed=True)
         with self._failing([op]):
@@ -263,7 +263,7 @@ class RecordedProducer:
         recorder = self._calls.recorder
         recorder.add(e.Closed(self._calls.name, recorder.now()))
 
-    def _begin(self, topic: str, body: bytes, key: str | bytes | None, delayed: bool) -> int:
+    def _begin(self, topic: str, body: Body, key: str | bytes | None, delayed: bool) -> int:
         op, recorder = self._calls.next(), self._calls.recorder
         try:
             text = key.decode() if isinstance(key, bytes) else key

@@ -6,17 +6,20 @@ import inspect
 import pathlib
 import pydoc
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, get_type_hints
 
 import pytest
 
 import hastore
-from hastore import Consumer, Producer, SendResult, Status, aio, errors
+from hastore import Consumer, OutgoingMessage, Producer, SendResult, Status, aio, errors
+from hastore.client.producer.cluster_producer import ClusterProducer
+from hastore.client.producer.preparer import Body
 from hastore.errors import NotStoredError, PositionBehindError
 from hastore.protocol import api
 from tests.client.conftest import Node
 
+Bodies = Iterable[OutgoingMessage | Body]
 PAGE = (pathlib.Path(__file__).parent.parent.parent / "docs" / "python-api.md").read_text()
 
 
@@ -81,6 +84,16 @@ def test_help_shows_no_addresses_of_objects(owner: type) -> None:
     text = pydoc.render_doc(owner, renderer=pydoc.plaintext)
     assert " at 0x" not in text
     assert "<object object" not in text and "<factory>" not in text
+
+
+@pytest.mark.parametrize("owner", [Producer, ClusterProducer, aio.Producer], ids=named)
+def test_a_type_checker_lets_each_body_pass_that_may_be_sent(owner: type) -> None:
+    for call in ("send", "send_sync", "transaction", "send_batch"):
+        if (method := getattr(owner, call, None)) is not None:
+            hints = get_type_hints(method)
+            assert hints.get("body", Body) == Body == bytes | bytearray | memoryview
+            assert hints.get("messages", Bodies) == Bodies
+    assert get_type_hints(OutgoingMessage)["body"] == Body
 
 
 def test_every_public_name_is_on_the_page() -> None:

@@ -31,6 +31,7 @@ from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.futures import LocklessCondition, SendFuture, Unread
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
+    Body,
     OutgoingMessage,
     Properties,
     body_of,
@@ -180,7 +181,7 @@ class ClusterProducer(Producer):
     def _send(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         key: str | bytes | None,
         tags: str | None,
         properties: Properties,
@@ -223,7 +224,7 @@ class ClusterProducer(Producer):
     def send_batch(
         self,
         topic: str,
-        messages: Iterable[OutgoingMessage | bytes],
+        messages: Iterable[OutgoingMessage | Body],
         *,
         queue: int | None = None,
     ) -> Future[list[SendResult]]:
@@ -238,7 +239,7 @@ class ClusterProducer(Producer):
         inner.add_done_callback(lambda done: self._pass_on(done, future))
         return future
 
-    def transaction(self, topic: str, body: bytes, **_options: Any) -> NoReturn:
+    def transaction(self, topic: str, body: Body, **_options: Any) -> NoReturn:
         """Raise UsageError: a transaction is of one group."""
         raise UsageError(f"transaction: it is of one group; make {_ONE_GROUP}")
 

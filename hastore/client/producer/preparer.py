@@ -137,6 +137,7 @@ class RecordEncoder:
         return name
 
 
+Body = bytes | bytearray | memoryview  # of a message; what is sent is a copy
 Properties = Mapping[str, str] | Iterable[tuple[str, str]] | None
 _RESERVED = (PRODUCER_ID, SEQUENCE, MARK)
 # What a node would carry out, or could not: name -> the remedy.
@@ -154,7 +155,7 @@ _BODY = "bytes, a bytearray or a memoryview"
 class OutgoingMessage:
     """A message for `send_batch`, with the arguments of `send`; a wrong one raises UsageError."""
 
-    body: bytes
+    body: Body
     key: str | bytes | None = None
     tags: str | None = None
     properties: Properties = NO_PROPERTIES
@@ -219,7 +220,7 @@ class Preparer:
         self._topics: set[str] = set()
         self._next_queue: dict[str, int] = {}
 
-    def checked_body(self, topic: str, body: bytes) -> bytes:
+    def checked_body(self, topic: str, body: Body) -> bytes:
         """Return the body as bytes.
 
         Raises MessageIllegalError for a topic or a body that no master would take, and UsageError
@@ -269,7 +270,7 @@ class Preparer:
     def draft(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         key: str | bytes | None,
         tags: str | None,
         properties: Properties,
@@ -283,7 +284,7 @@ class Preparer:
         return Draft(body, None if key is None else pairs[0][1], pairs, queue_id)
 
     def batches(
-        self, topic: str, messages: Iterable[OutgoingMessage | bytes], queue: int | None
+        self, topic: str, messages: Iterable[OutgoingMessage | Body], queue: int | None
     ) -> list[list[Draft]]:
         """Return the checked messages in their order, split into parts of one frame each.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.client.arguments import (
     BATCH_BYTES,
@@ -35,6 +35,7 @@ from hastore.client.producer.futures import SendFuture, Unread
 from hastore.client.producer.io_driver import LINGER_S, IoDriver
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
+    Body,
     Draft,
     OutgoingMessage,
     Preparer,
@@ -175,7 +176,7 @@ class ProducerClient:
     def _draft_half(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         key: str | bytes | None,
         tags: str | None,
         properties: Properties,
@@ -222,6 +223,13 @@ class Producer(ProducerClient, Closable):
     _driver: IoDriver
     _transport: Transport | None = None  # a subclass may have its own
 
+    if TYPE_CHECKING:  # of a ClusterProducer, which a type checker takes for a Producer
+
+        @property
+        def groups(self) -> tuple[str, ...]: ...
+
+        def group(self, name: str) -> Producer: ...
+
     def __new__(cls, bootstrap: str | Sequence[str] | None = None, **_options: object) -> Producer:
         """Make a ClusterProducer for `zk://HOST:PORT[,...]/CLUSTER`, which names no group."""
         if cls is Producer and cluster_of(bootstrap) is not None:
@@ -254,7 +262,7 @@ class Producer(ProducerClient, Closable):
     def send(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         key: str | bytes | None = None,
         tags: str | None = None,
@@ -279,7 +287,7 @@ class Producer(ProducerClient, Closable):
     def send_sync(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         key: str | bytes | None = None,
         tags: str | None = None,
@@ -296,7 +304,7 @@ class Producer(ProducerClient, Closable):
     def send_batch(
         self,
         topic: str,
-        messages: Iterable[OutgoingMessage | bytes],
+        messages: Iterable[OutgoingMessage | Body],
         *,
         queue: int | None = None,
     ) -> Future[list[SendResult]]:
@@ -311,7 +319,7 @@ class Producer(ProducerClient, Closable):
     def transaction(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         key: str | bytes | None = None,
         tags: str | None = None,
@@ -412,7 +420,7 @@ class Producer(ProducerClient, Closable):
     def _send(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         key: str | bytes | None,
         tags: str | None,
         properties: Properties,
@@ -468,7 +476,7 @@ class Producer(ProducerClient, Closable):
                 return future
 
     def _send_batch(
-        self, topic: str, messages: Iterable[OutgoingMessage | bytes], queue: int | None, now: float
+        self, topic: str, messages: Iterable[OutgoingMessage | Body], queue: int | None, now: float
     ) -> Future[list[SendResult]]:
         """Send a batch whose caller was called at `now`."""
         parts: list[Future[list[SendResult]]] = []
