@@ -18,7 +18,9 @@ class ClusterView:
 
     `epoch` is the greatest epoch that a writable node has stated. `master` is the address of the
     latest such node, None while the client looks for one. A node of a lower epoch is never taken as
-    the master, even if it is writable.
+    the master, even if it is writable. A node may have several addresses, such as one that a user
+    gave and the one that it states: the first by which it is known as the master stays, as long as
+    its connection and the epoch do.
 
     The group is the one that ZooKeeper was asked for or that is given as `of_group`, the names of
     its cluster and of itself; else that of the first map. A node that says that it belongs to
@@ -61,6 +63,8 @@ class ClusterView:
             if named is not None:
                 self.add(named)
         if info.writable and info.epoch >= self.epoch:
+            if self._is_master(info):
+                address = self.master or address
             moved = address != self.master or info.epoch > self.epoch
             self.epoch = info.epoch
             self.master = address
@@ -74,6 +78,14 @@ class ClusterView:
     def queues_of(self, topic: str) -> int:
         """Return how many queues a message without a queue may go to."""
         return max(1, self.queues.get(topic, self.default_queues))
+
+    def _is_master(self, info: MapInfo) -> bool:
+        """Whether a map is of the node that is followed, perhaps by another of its addresses."""
+        followed = self.maps.get(self.master or "")
+        return followed is not None and info.epoch == self.epoch and (
+            (followed.cluster, followed.group, followed.node)
+            == (info.cluster, info.group, info.node)
+        )  # fmt: skip
 
     def _of_another_group(self, info: MapInfo) -> str | None:
         """Return why a node's map is not of this client's group; None if it is."""

@@ -36,6 +36,24 @@ def test_a_new_epoch_of_the_same_master_is_a_move() -> None:
     assert view.learn(A, info(1, 20, True))
 
 
+def test_a_master_of_several_addresses_is_followed_by_the_first_while_it_is_connected() -> None:
+    """As one that is given as localhost, and states 127.0.0.1: A and B are node 1."""
+    view = ClusterView([A], of_group=("c", "g"))
+    mine: dict[str, object] = {"cluster": "c", "group": "g", "nodes": {1: B, 2: C}}
+    assert view.learn(A, info(1, 10, True, **mine))
+    assert [view.learn(each, info(1, 10, True, **mine)) for each in (B, A, B)] == [False] * 3
+    assert view.master == A
+    assert view.lose_connection(Arrival(A, None, up=False)) and view.master is None
+    assert view.learn(B, info(1, 10, True, **mine)) and view.master == B
+    assert not view.learn(A, info(1, 10, True, **mine)) and view.master == B
+    view.lose()  # it has refused
+    assert view.learn(A, info(1, 10, True, **mine))
+    assert view.learn(C, info(2, 20, True, **mine)) and view.master == C  # a failover
+    assert not view.learn(B, info(1, 10, True, **mine)) and view.master == C
+    assert view.learn(B, info(1, 30, True, **mine)) and view.master == B  # and back
+    assert not view.learn(A, info(1, 30, True, **mine)) and view.master == B
+
+
 def test_a_master_that_says_it_is_none_is_lost() -> None:
     view = ClusterView([A, B])
     view.learn(A, info(1, 10, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -487,6 +488,41 @@ def test_a_failover_loses_nothing_doubles_nothing_keeps_the_order(
     assert len({r.offset for r in results}) == 2_000
     if kill:
         master.restart()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"idempotent": False}, {"acks": 0}], ids=["usual", "not idempotent", "acks 0"]
+)
+def test_a_node_that_is_given_by_another_address_than_it_states_is_followed_by_one(
+    pair: tuple[Node, Node], options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By both in turns, it would drop its connection, and what is on it, at each message."""
+    caplog.set_level(logging.INFO, "hastore.client.producer.send_core")
+    master, slave = pair
+
+    def names(node: Node) -> set[str]:
+        return {node.address, node.address.replace("127.0.0.1", "localhost")}
+
+    given = [max(names(node)) for node in pair]
+    with Producer(given, delivery_timeout_s=120, **options) as producer:
+        maps = producer._driver.core.cluster.maps
+
+        def send(begin: int) -> None:
+            futures = [producer.send("t", b"%d" % i, queue=0) for i in range(begin, begin + 500)]
+            assert [future.result(60).status for future in futures] == [Status.PUT_OK] * 500
+            wait_for(lambda: len(bodies(slave)) == begin + 500)
+
+        wait_for(lambda: names(master) | names(slave) <= maps.keys())
+        send(0)
+        assert producer.master in names(master)
+        flip(master, slave, 131074)
+        master.stop()
+        wait_for(lambda: producer.epoch == 131074 and names(slave) == maps.keys())
+        send(500)
+        assert producer.master in names(slave)
+    master.restart()
+    assert bodies(slave) == [b"%d" % i for i in range(1_000)]
+    assert len([one for one in caplog.messages if "the master is" in one]) == 2
 
 
 def test_a_superseded_master_is_never_followed_again(pair: tuple[Node, Node]) -> None:
