@@ -382,6 +382,14 @@ _UNSAID = {
 }
 
 
+def doubt_of(epoch: int) -> str:
+    """Say, for an error text, that the master of an epoch has stored it, and was replaced since."""
+    return (
+        f"the master of epoch {epoch} had stored it, but not confirmed it as asked, and the one "
+        "that replaced it may lack it"
+    )
+
+
 def failure_of(
     status: Status, reason: str, result: SendResult | None, *, unknown: bool
 ) -> HastoreError:

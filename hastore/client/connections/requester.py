@@ -19,10 +19,13 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar
 
+import msgspec
+
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.proving import Prover
 from hastore.client.connections.transport import Arrival, NoAnswer, Quiet, Transport
 from hastore.client.connections.transport_factory import make_transport
+from hastore.client.messages import doubt_of
 from hastore.client.security import SecurityLike
 from hastore.clock import Clock
 from hastore.errors import (
@@ -399,12 +402,13 @@ class Requester:
         When the time is over, returns the refusal if the last attempt was refused; otherwise raises
         UnreachableError. An attempt that may have been done without a reply, or whose reply was
         TIMEOUT or that it is stored but not confirmed, is never reported as refused: if a later one
-        fails for good, OutcomeUnknown is raised. Use it only for requests that may be repeated.
+        fails for good, OutcomeUnknown is raised. What a master has stored but not confirmed is
+        TIMEOUT once another one has replaced it. Use it only for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
         is_change = isinstance(make(0), _CHANGES)
         refusal: Answer | None = None  # of the last attempt
-        timeout: Answer | None = None  # of an attempt that may have been done
+        timeout: tuple[api.PutDone, bytes] | None = None  # of one that may have been done
         lost = False  # the connection ended during an attempt, which may have been done
         while True:
             left = self.left_s(deadline)
@@ -443,7 +447,7 @@ class Requester:
                         self.cluster.lose()
                     continue
                 if timeout is not None:
-                    return timeout
+                    return _unless_replaced(timeout[0], self.cluster.epoch), timeout[1]
                 if refusal is not None and not lost:
                     return refusal
                 if master is None and self.cluster.maps:  # a later survey timed out
@@ -554,6 +558,13 @@ def _check_request(request: api.Request) -> None:
         api.decode_request(api.encode(request))
     except (ProtocolError, UnicodeEncodeError) as failure:
         raise UsageError(f"the arguments give a malformed request: {failure}") from failure
+
+
+def _unless_replaced(done: api.PutDone, epoch: int) -> api.PutDone:
+    """Return an answer; TIMEOUT if it is that of a master which that of `epoch` has replaced."""
+    if not done.status.is_stored or done.epoch >= epoch:
+        return done
+    return msgspec.structs.replace(done, status=Status.TIMEOUT, reason=doubt_of(done.epoch))
 
 
 def error_of(reply: api.Failed) -> ClientError:

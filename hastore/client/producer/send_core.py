@@ -29,7 +29,7 @@ from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival, Transport
 from hastore.client.lifecycle import CarefulLog
-from hastore.client.messages import SendResult, Status, failure_of
+from hastore.client.messages import SendResult, Status, doubt_of, failure_of
 from hastore.client.producer.futures import Outcome, result_of
 from hastore.client.producer.master_calls import MasterCalls
 from hastore.client.producer.window import Entry, Frame, Window, in_order
@@ -226,6 +226,7 @@ class SendCore:
         for entry in self._window.entries():
             if entry.settled:
                 self.ended.append(entry.future)  # it may not have been notified yet
+        self._doubt_results()
         self._unsent = in_order(self._window.entries())
         self._window.release()
         if self.cluster.master is not None:
@@ -289,8 +290,19 @@ class SendCore:
             self._transport.reopen(before)  # drops late answers of the old master
         self._roll_back(list(self._frames.values()), unknown=True)
         self.calls.roll_back()
+        self._doubt_results()
         self._paused_until_ms = 0.0
         self.master_found = True
+
+    def _doubt_results(self) -> None:
+        """Forget where a master of an earlier epoch has stored what it did not confirm.
+
+        The present master may lack it, so only an answer of this one says that it is stored.
+        """
+        for entry in self._window.entries():
+            if entry.result is not None and entry.result.epoch < self.cluster.epoch:
+                entry.unknown, entry.doubted_epoch = True, entry.result.epoch
+                entry.status, entry.reason, entry.result = Status.TIMEOUT, "", None
 
     def _on_answer(self, frame: Frame, reply: api.PutDone, now: float) -> None:
         if reply.status is not _PUT_OK and reply.status.is_refusal and reply.statuses is None:
@@ -588,7 +600,10 @@ def _failure(entry: Entry) -> HastoreError:
     if entry.result is not None:  # stored by an attempt, but not confirmed
         reason = entry.reason or "not confirmed within the delivery timeout"
         return failure_of(entry.result.status, reason, entry.result, unknown=True)
-    return failure_of(entry.status, entry.reason, None, unknown=entry.unknown)
+    reason = entry.reason
+    if entry.doubted_epoch is not None:
+        reason += f"; {doubt_of(entry.doubted_epoch)}"
+    return failure_of(entry.status, reason, None, unknown=entry.unknown)
 
 
 def _succeed(entry: Entry, results: list[SendResult], ended: Ended) -> None:

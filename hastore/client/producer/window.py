@@ -48,6 +48,7 @@ class Entry(msgspec.Struct, eq=False):
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""
     result: SendResult | None = None  # of an attempt that stored it without confirmation
+    doubted_epoch: int | None = None  # of a master that did so, and was replaced since
 
     @property
     def settled(self) -> bool:

@@ -19,8 +19,11 @@ def commit(rid):
     return api.Commit(rid, "g", "t", {0: api.Position(1)}, 1)
 
 
-def outcome(attempts, timeout_s=0.5, make=api.AskStatus):
-    """Return what ask_master returns if each attempt ends as stated, the last one for ever."""
+def outcome(attempts, timeout_s=0.5, make=api.AskStatus, replaced=False):
+    """Return what ask_master returns if each attempt ends as stated, the last one for ever.
+
+    With `replaced` another master is there for the second attempt.
+    """
     requester = Requester(("tcp://127.0.0.1:1",), SYSTEM_CLOCK)
     left = list(attempts)
 
@@ -31,11 +34,12 @@ def outcome(attempts, timeout_s=0.5, make=api.AskStatus):
             raise UnreachableError(ENDED)
         if status in FAILED:
             return api.Failed(1, status, "as it is"), b""
-        return api.PutDone(1, status, 1), b""
+        return api.PutDone(1, status, requester.cluster.epoch), b""
 
     def survey(_timeout_s, **_options):
         yield 0.0
         requester.cluster.master = "tcp://127.0.0.1:1"
+        requester.cluster.epoch = 2 if replaced and requester.cluster.epoch else 1
 
     requester.ask, requester.survey = ask, survey
     steps = requester.ask_master(make, timeout_s)
@@ -60,6 +64,13 @@ def test_what_is_stored_but_not_confirmed_is_repeated_and_never_reported_as_refu
     assert outcome([first, OK], 30.0, make=commit) is OK
     assert outcome([first, REFUSED], make=commit) is first
     assert outcome([first, BUSY], make=commit) is first
+
+
+@pytest.mark.parametrize("last", [REFUSED, BUSY, ENDED])
+def test_what_a_master_that_was_replaced_has_stored_is_not_known_to_be_stored(last):
+    first = Status.FLUSH_SLAVE_TIMEOUT
+    assert outcome([first, last], make=commit) is first
+    assert outcome([first, last], make=commit, replaced=True) is TIMEOUT
 
 
 def test_the_last_refusal_is_returned_when_the_time_is_up():

@@ -21,7 +21,13 @@ from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.transactions import TransactionOptions, poll_request
 from hastore.client.producer.window import Entry, Window
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import HastoreError, MessageIllegalError, NotStoredError, OutcomeUnknown
+from hastore.errors import (
+    FlushSlaveTimeout,
+    HastoreError,
+    MessageIllegalError,
+    NotStoredError,
+    OutcomeUnknown,
+)
 from hastore.protocol import api
 from hastore.record.codec import NO_HOST, decode_record
 from tests.api_fakes import FakeBackend
@@ -124,8 +130,8 @@ class Bench:
         self.futures.append(future)
         future.add_done_callback(self.called.append)
 
-    def settle_all(self) -> None:
-        for _ in range(200):
+    def settle_all(self, rounds: int = 200) -> None:
+        for _ in range(rounds):
             self.run_once()
             self.now += 20.0
             if self.window.has_settled(self.window.next_seq):
@@ -454,6 +460,43 @@ def test_what_was_only_ever_refused_ends_as_refused(delay_ms: int) -> None:
     assert max(bench.transport.tries_ms) <= expires - 50.0
     failure = bench.futures[0].exception(0)
     assert type(failure) is NotStoredError and "nobody in sync" in str(failure)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_a_master_that_was_replaced_has_stored_is_not_known_to_be_stored(
+    replaced: bool, answers: bool
+) -> None:
+    """It had not confirmed it as asked: the slave that was promoted may lack it."""
+    bench = Bench()
+    bench.run_once()
+    bench.run_once()
+    backend, statuses = bench.transport.backend, [api.Status.FLUSH_SLAVE_TIMEOUT]
+
+    def take(put: api.Put, payload: bytes) -> api.PutDone:
+        if statuses:
+            return api.PutDone(put.rid, statuses.pop(), 65537, "", [131], [0], [7])
+        return api.PutDone(
+            put.rid, api.Status.SLAVE_NOT_AVAILABLE, backend.epoch(), reason="0 of 1 in sync"
+        )
+
+    bench.transport.take = take  # type: ignore[method-assign]
+    bench.send(b"1")
+    bench.run_once()
+    bench.run_once()
+    assert not statuses and not bench.futures[0].done()
+    bench.transport.withheld = not answers
+    if replaced:
+        backend.entries = [*backend.entries, (131074, 0)]
+        bench.transport.arrivals.append(Arrival(ADDRESS, api.Map(0, backend.master_map())))
+        bench.run_once()
+    bench.settle_all(300)  # longer than the delivery timeout
+    failure = bench.futures[0].exception(0)
+    if replaced:
+        assert type(failure) is OutcomeUnknown and "master of epoch 65537 had" in str(failure)
+        assert ("SLAVE_NOT_AVAILABLE: 0 of 1 in sync" in str(failure)) is answers
+    else:
+        assert isinstance(failure, FlushSlaveTimeout) and failure.result.offset == 131
 
 
 def test_an_interrupted_wake_up_does_not_prevent_later_ones() -> None:
