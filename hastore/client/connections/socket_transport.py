@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import select
 import socket
+import struct
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -57,11 +59,14 @@ CONNECT_MS = 5_000.0  # from SYN to READY
 RECEIVE_BYTES = 64 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024  # the largest read, while a frame is incomplete
 CLOSING_READS_MAX = 64
+LOOK_MS = 500.0  # how often it is looked whether the bytes before a PING still leave
 JOIN_BYTES_MAX = 32 * 1024  # a payload up to this size is joined with its header
 _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _NEVER = float("inf")
+_SIOCOUTQ = 0x5411  # linux/sockios.h
+_INT = struct.Struct("=i")
 _NOTHING = "nothing answers there: its machine is off, or the network drops what is sent"
 _SAYS_NOTHING = "it takes the connection and says nothing: it hangs, or is stopped"
 
@@ -81,9 +86,9 @@ class NodeConnection:
     """One address, and its socket if it has one."""
 
     __slots__ = (
-        "address", "attempts", "due_ms", "exchange", "heard_ms", "host", "pause_ms", "pinged_ms",
-        "port", "silence", "sock", "state", "targets", "tls", "unsent", "unsent_bytes", "watched",
-        "zmtp",
+        "acked_bytes", "address", "attempts", "due_ms", "exchange", "heard_ms", "host", "pause_ms",
+        "ping_end", "pinged_ms", "port", "sent_bytes", "silence", "sock", "state", "targets", "tls",
+        "unsent", "unsent_bytes", "watched", "zmtp",
     )  # fmt: skip
 
     def __init__(self, address: str) -> None:
@@ -100,9 +105,13 @@ class NodeConnection:
         self.pause_ms = RECONNECT_MS
         self.due_ms = 0.0  # when the next attempt begins, or the current attempt times out
         self.heard_ms = 0.0
-        self.pinged_ms: float | None = None  # when the unanswered PING was sent
+        # When the unanswered PING was sent, or was last seen to wait for bytes that leave.
+        self.pinged_ms: float | None = None
+        self.ping_end: int | None = None  # that of `sent_bytes`, while it may wait for them
+        self.acked_bytes = 0  # at the last look
+        self.sent_bytes = 0  # all that were to be sent by this socket
         self.unsent: deque[bytes | memoryview] = deque()
-        self.unsent_bytes = 0
+        self.unsent_bytes = 0  # of them, that the kernel has not taken
         self.watched = False  # whether epoll reports when the kernel takes more bytes
 
 
@@ -121,6 +130,19 @@ def sealed(connection: NodeConnection, buffers: tuple[bytes, ...]) -> tuple[byte
     if tls is None:
         return buffers
     return (tls.encrypt(buffers[0] if len(buffers) == 1 else b"".join(buffers)),)
+
+
+def acked(connection: NodeConnection) -> int:
+    """Return how many of `sent_bytes` the other end's system has taken; 0 if not known."""
+    sock = connection.sock
+    if sock is None:
+        return 0
+    try:
+        (kept,) = _INT.unpack(fcntl.ioctl(sock.fileno(), _SIOCOUTQ, bytes(_INT.size)))
+    except OSError as failure:  # the connection is broken; epoll reports it
+        log.debug("client: %s: %s", connection.address, failure)
+        return 0
+    return connection.sent_bytes - connection.unsent_bytes - int(kept)
 
 
 def new_zmtp() -> ZmtpConnection:
@@ -320,6 +342,16 @@ class SocketTransport:
         self._connections.clear()
         self._epoll.close()
 
+    def sent_bytes(self, address: str) -> int:
+        """Return how many bytes `send` has taken for an address's connection."""
+        connection = self._connections.get(address)
+        return 0 if connection is None else connection.sent_bytes
+
+    def acked_bytes(self, address: str) -> int:
+        """Return how many of `sent_bytes` the other end's system has taken; 0 if not known."""
+        connection = self._connections.get(address)
+        return 0 if connection is None else acked(connection)
+
     @property
     def unsent_bytes(self) -> int:
         """The bytes of all connections that the kernel has not taken yet."""
@@ -502,6 +534,7 @@ class SocketTransport:
                 log.debug("client: %s: %s", connection.address, failure)
                 return False
         for buffer in buffers:
+            connection.sent_bytes += len(buffer)
             if sent >= len(buffer):
                 sent -= len(buffer)
                 continue
@@ -564,7 +597,7 @@ class SocketTransport:
         """Close the socket, if any. With `in_order`, bytes already sent still arrive."""
         connection.state = ConnectionState.WAITING
         connection.unsent.clear()
-        connection.unsent_bytes = 0
+        connection.unsent_bytes = connection.sent_bytes = 0
         connection.pinged_ms = None
         connection.exchange = None
         tls, connection.tls = connection.tls, None
@@ -691,9 +724,13 @@ class SocketTransport:
         if connection.pinged_ms is None:
             if now < connection.heard_ms + PING_MS:
                 return connection.heard_ms + PING_MS
-            connection.pinged_ms = now
+            connection.pinged_ms, connection.acked_bytes = now, acked(connection)
+            waits = connection.acked_bytes < connection.sent_bytes
             ping = encode_ping(int(PING_MS + PONG_MS))
             self._send_buffers(connection, sealed(connection, (ping,)))
+            connection.ping_end = connection.sent_bytes if waits else None
+        elif self._ping_waits(connection):
+            connection.pinged_ms = now
         elif now >= connection.pinged_ms + PONG_MS:
             self._receive(connection, now, arrivals)  # the PONG may be there, but not read yet
             if connection.state is ConnectionState.UP and connection.pinged_ms is not None:
@@ -701,7 +738,18 @@ class SocketTransport:
             return (
                 connection.due_ms if connection.state is not ConnectionState.UP else now + PING_MS
             )
-        return (connection.pinged_ms or now) + PONG_MS
+        due_ms = (connection.pinged_ms or now) + PONG_MS
+        return due_ms if connection.ping_end is None else min(due_ms, now + LOOK_MS)
+
+    def _ping_waits(self, connection: NodeConnection) -> bool:
+        """Whether the PING waits for bytes that have left since the last look: the link is slow."""
+        if connection.ping_end is None:
+            return False
+        before, connection.acked_bytes = connection.acked_bytes, acked(connection)
+        if connection.acked_bytes >= connection.ping_end:
+            connection.ping_end = None
+            return False
+        return connection.acked_bytes > before
 
     def _restart(self, arrivals: list[Arrival]) -> None:
         """Open all connections anew, because the effect of an interrupted call is not known."""

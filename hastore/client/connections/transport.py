@@ -150,6 +150,14 @@ class Transport(Protocol):
         """Return the seconds until `collect` must be called even without an arrival; -1: never."""
         ...
 
+    def sent_bytes(self, address: str) -> int:
+        """Return how many bytes `send` has taken for an address's connection; 0 if not known."""
+        ...
+
+    def acked_bytes(self, address: str) -> int:
+        """Return how many of `sent_bytes` the other end's system has taken; 0 if not known."""
+        ...
+
     @property
     def unsent_bytes(self) -> int:
         """The bytes of all connections that the kernel has not taken yet; 0 if not known."""

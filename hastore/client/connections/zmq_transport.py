@@ -191,6 +191,14 @@ class ZmqTransport:
         self._epoll.close()
         self._context.term()
 
+    def sent_bytes(self, address: str) -> int:
+        """Return 0, because libzmq does not state the number."""
+        return 0
+
+    def acked_bytes(self, address: str) -> int:
+        """Return 0, because libzmq does not state the number."""
+        return 0
+
     @property
     def unsent_bytes(self) -> int:
         """Return 0, because libzmq does not state the number."""

@@ -51,7 +51,8 @@ class MasterCall(msgspec.Struct, eq=False):
     unknown: bool = False  # an attempt may have been carried out
     address: str | None = None  # where it is in flight
     rid: int = 0
-    sent_ms: float = 0.0
+    sent_ms: float = 0.0  # or when it was last seen to leave, over a slow link
+    end_bytes: int = 0  # `Transport.sent_bytes` with it
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""
 
@@ -143,7 +144,9 @@ class MasterCalls:
             return True
         call.address, call.sent_ms = master, now  # first: an interrupted `send` may have sent it
         self._flying[call.rid] = call
+        call.end_bytes = 0
         if self._transport.send(master, request):
+            call.end_bytes = self._transport.sent_bytes(master)
             return True
         del self._flying[call.rid]
         call.address = None
@@ -228,6 +231,12 @@ class MasterCalls:
         """
         flying = self._flying.values()
         return min([c.sent_ms + (POLL_MS if c.is_poll else 0) for c in flying], default=None)
+
+    def note_leaving(self, acked_bytes: int, now: float) -> None:
+        """Note which calls still leave: the node has taken so many bytes of the connection."""
+        for call in self._flying.values():
+            if call.end_bytes > acked_bytes:
+                call.sent_ms = now
 
     def due_ms(self, now: float, master: str | None) -> float:
         """Return when `step` must be called, even if nothing arrives; infinity: never."""

@@ -91,6 +91,7 @@ class SendCore:
         self._paused_until_ms = 0.0
         self._pauses = 0
         self._next_ask_ms = 0.0
+        self._acked_bytes = 0  # of the connection to the master, when last looked at
 
     def run_once(self, now: float) -> None:
         """Handle arrivals, admitted entries and deadlines. `now`: monotonic ms."""
@@ -221,7 +222,7 @@ class SendCore:
         self._frames.clear()
         self.calls.roll_back()
         self._run += 1
-        self._at = 0
+        self._at = self._acked_bytes = 0
         self._window.take_admitted()
         for entry in self._window.entries():
             if entry.settled:
@@ -355,7 +356,7 @@ class SendCore:
     def _roll_back(self, frames: list[Frame], *, unknown: bool) -> None:
         """Take frames back and begin a new run with the unsettled entries."""
         self._run += 1
-        self._at = 0
+        self._at = self._acked_bytes = 0
         back = [entry for frame in frames for entry in frame.entries]
         if unknown:
             for entry in back:
@@ -425,11 +426,13 @@ class SendCore:
 
     def _check_answers(self, now: float) -> None:
         """Ask for the master if none is known or a frame is late; replace a dead connection."""
-        first_ms = self._first_sent_ms()
+        first_ms, master = self._first_sent_ms(), self.cluster.master
+        if first_ms is not None and now - first_ms > LATE_MS and master is not None:
+            self._note_leaving(master, now)
+            first_ms = self._first_sent_ms()
         if first_ms is not None:
             age = now - first_ms
             if age > ATTEMPT_MS + ATTEMPT_SLACK_MS:
-                master = self.cluster.master
                 self.cluster.lose()
                 self._roll_back(list(self._frames.values()), unknown=True)
                 self.calls.roll_back()
@@ -441,6 +444,19 @@ class SendCore:
             wanted = self.cluster.master is None and bool(waits)
         if wanted and now >= self._next_ask_ms:
             self._ask_for_master(now)
+
+    def _note_leaving(self, master: str, now: float) -> None:
+        """Note which requests still leave, if the node has taken bytes since the last look.
+
+        Over a slow link a large frame, and what is behind it, may take longer to leave than a node
+        may take to answer. Bytes of later requests say nothing about those that have left.
+        """
+        before, self._acked_bytes = self._acked_bytes, self._transport.acked_bytes(master)
+        if self._acked_bytes > before:
+            for frame in self._frames.values():
+                if frame.end_bytes > self._acked_bytes:
+                    frame.sent_ms = now
+            self.calls.note_leaving(self._acked_bytes, now)
 
     def _ask_for_master(self, now: float) -> None:
         self._next_ask_ms = now + ASK_MS
@@ -506,6 +522,7 @@ class SendCore:
             del self._frames[rid]
             self._window.release()
             return True
+        self._frames[rid].end_bytes = self._transport.sent_bytes(master)
         self._at += 1
         return True
 

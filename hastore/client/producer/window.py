@@ -63,7 +63,8 @@ class Frame(msgspec.Struct, eq=False):
     address: str
     entries: list[Entry]
     count: int  # of records
-    sent_ms: float
+    sent_ms: float  # or when it was last seen to leave, over a slow link
+    end_bytes: int = 0  # `Transport.sent_bytes` with it
 
 
 class Window:

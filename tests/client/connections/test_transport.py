@@ -384,6 +384,33 @@ def test_a_peer_that_answers_no_ping_is_dropped(peer: Peer, make: MakeTransport)
     assert not transport.is_up(address)
 
 
+def test_a_ping_behind_bytes_that_still_leave_is_waited_for(make: MakeTransport) -> None:
+    """Over a slow link a large message may take longer than a PONG."""
+    clock, peer = Hand(), Peer(receive_buffer=8_192)
+    try:
+        address, transport = make(peer.address, "tcp", clock)
+        meet(peer, transport)
+        assert transport.send(address, api.Put(1), bytes(16 * MIB))
+        clock.now += PING_MS
+        for _ in range(40):
+            before = transport.acked_bytes(address)
+            while transport.acked_bytes(address) <= before:  # a little leaves in each half second
+                peer.read()
+                assert transport.collect() == []
+            clock.now += socket_transport.LOOK_MS
+            assert transport.collect() == [] and transport.is_up(address)
+            assert 0.0 <= transport.due_s() <= socket_transport.LOOK_MS / 1_000.0
+        assert transport.acked_bytes(address) < transport.sent_bytes(address)
+        lost = clock.now
+        while transport.is_up(address):  # and now nothing leaves any more
+            clock.now += socket_transport.LOOK_MS
+            transport.collect()
+        assert PONG_MS - socket_transport.LOOK_MS <= clock.now - lost
+        assert clock.now - lost <= PONG_MS + socket_transport.LOOK_MS
+    finally:
+        peer.close()
+
+
 def test_a_client_that_was_stopped_first_reads_its_input(peer: Peer, make: MakeTransport) -> None:
     clock = Hand()
     address, transport = make(peer.address, "tcp", clock)

@@ -352,6 +352,12 @@ class Pair:
         self.drop(address)
         self.open([address])
 
+    def sent_bytes(self, address: str) -> int:
+        return 0
+
+    def acked_bytes(self, address: str) -> int:
+        return 0
+
     def drop(self, address: str) -> None:
         self.up.discard(address)
         self.arrivals.append(Arrival(address, None, up=False))

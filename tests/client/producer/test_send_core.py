@@ -81,6 +81,12 @@ class FakeTransport:
             [r.queue_id for r in results], [r.queue_offset for r in results],
         )  # fmt: skip
 
+    def sent_bytes(self, address: str) -> int:
+        return 0
+
+    def acked_bytes(self, address: str) -> int:
+        return 0
+
     def collect(self) -> list[Arrival]:
         arrivals, self.arrivals = self.arrivals, []
         return arrivals
@@ -497,6 +503,113 @@ def test_what_a_master_that_was_replaced_has_stored_is_not_known_to_be_stored(
         assert ("SLAVE_NOT_AVAILABLE: 0 of 1 in sync" in str(failure)) is answers
     else:
         assert isinstance(failure, FlushSlaveTimeout) and failure.result.offset == 131
+
+
+class SlowLink(FakeTransport):
+    """The link carries `rate` bytes per ms, until `stops_ms`; the node answers what has come."""
+
+    def __init__(self, rate: float, stops_ms: float = float("inf")) -> None:
+        super().__init__()
+        self.rate, self.stops_ms = rate, stops_ms
+        self.now = self.sent = self.acked = 0.0
+        self.reopened_ms: list[float] = []
+        self.silent = False
+        self._leaving: list[tuple[float, api.Request, bytes | None]] = []
+
+    def advance(self, now: float) -> None:
+        took = self.rate * (min(now, self.stops_ms) - min(self.now, self.stops_ms))
+        self.now, self.acked = now, min(self.sent, self.acked + took)
+        while self._leaving and self._leaving[0][0] <= self.acked:
+            _, message, payload = self._leaving.pop(0)
+            self.withheld = self.silent and not isinstance(message, api.AskMap)
+            if isinstance(message, api.EndTransaction):
+                done = api.PutDone(message.rid, api.Status.PUT_OK, 65537)
+                self.arrivals.append(Arrival(ADDRESS, done))
+            else:
+                super().send(ADDRESS, message, payload)
+
+    def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
+        self.sent += 30 + len(payload or b"")
+        self._leaving.append((self.sent, message, payload))
+        return True
+
+    def reopen(self, address: str) -> None:
+        super().reopen(address)
+        self._leaving.clear()
+        self.sent = self.acked = 0.0
+        self.reopened_ms.append(self.now)
+
+    def sent_bytes(self, address: str) -> int:
+        return int(self.sent)
+
+    def acked_bytes(self, address: str) -> int:
+        return int(self.acked)
+
+
+def over_slow_link(transport: SlowLink, sizes: Iterable[int]) -> Bench:
+    """Return a bench that has found its master and has sent messages that have 10 minutes."""
+    bench = Bench(transport=transport)
+    transport.advance(bench.now)
+    for _ in range(3):
+        drive(bench, 100.0)
+    for size in sizes:
+        bench.send(bytes(size))
+    for entry in bench.window.entries():
+        entry.expires_ms = bench.now + 600_000.0
+    return bench
+
+
+def drive(bench: Bench, for_ms: float, futures: Iterable[SendFuture[Any]] = ()) -> None:
+    """Run as a driver that something wakes each 10 ms, until the futures are done, if any."""
+    assert isinstance(bench.transport, SlowLink)
+    end, waiting = bench.now + for_ms, list(futures)
+    while bench.now < end and not (waiting and all(each.done() for each in waiting)):
+        bench.now += 10.0
+        bench.transport.advance(bench.now)
+        bench.run_once()
+
+
+def test_what_leaves_over_a_slow_link_is_sent_once_however_long_it_takes() -> None:
+    """The first takes 20 s; the two behind it, and the end of a transaction, wait for it."""
+    transport = SlowLink(rate=1.0)
+    bench = over_slow_link(transport, (20_000, 8_000, 6_000))
+    drive(bench, 10.0)
+    ended: SendFuture[Any] = SendFuture()
+
+    def end(rid: int) -> api.Request:
+        return api.EndTransaction(rid, True, 0, 0, "group", "unique")
+
+    bench.core.calls.admit(MasterCall(end, ended, bench.now + 600_000.0))
+    drive(bench, 120_000.0, [*bench.futures, ended])
+    assert transport.reopened_ms == []
+    assert [future.exception(0) for future in (*bench.futures, ended)] == [None] * 4
+    assert [len(body) for body in transport.bodies()] == [20_000, 8_000, 6_000]
+
+
+@pytest.mark.parametrize("taken_ms", [0.0, 1_000.0, 7_000.0])
+def test_a_slow_link_that_carries_nothing_any_more_is_replaced(taken_ms: float) -> None:
+    bench = over_slow_link(SlowLink(rate=1.0), (20_000, 8_000))
+    transport = bench.transport
+    assert isinstance(transport, SlowLink)
+    transport.stops_ms = bench.now + taken_ms
+    drive(bench, taken_ms + 4_500.0)
+    assert len(transport.reopened_ms) == 1
+    assert 3_600.0 < transport.reopened_ms[0] - transport.stops_ms <= 4_400.0
+
+
+@pytest.mark.parametrize("rate", [1e9, 1.0])
+def test_bytes_of_later_requests_do_not_excuse_a_node_that_is_silent(rate: float) -> None:
+    """As one that is stopped: its system takes bytes, as those that ask for the master."""
+    bench = over_slow_link(SlowLink(rate), (200,))
+    transport = bench.transport
+    assert isinstance(transport, SlowLink)
+    transport.silent, began = True, bench.now
+    for _ in range(6):
+        drive(bench, 600.0)
+        bench.send(bytes(1_000))  # a frame of its own, which is sent at once
+    drive(bench, 900.0)
+    assert len(transport.reopened_ms) == 1
+    assert 3_700.0 <= transport.reopened_ms[0] - began < 4_350.0
 
 
 def test_an_interrupted_wake_up_does_not_prevent_later_ones() -> None:
