@@ -227,13 +227,18 @@ def make_options(
     """Check the arguments and return the options; raises UsageError."""
     if type(acks) not in (int, str, type(None)) or acks not in _ACKS:
         raise refusal("acks", acks, '0, 1, "all" or None')
+    linger = number("linger_ms", linger_ms)
+    delivery_timeout_ms = seconds("delivery_timeout_s", delivery_timeout_s, positive=True) * 1000.0
+    if linger >= delivery_timeout_ms:  # it would end unsent, unless others fill its frame
+        limit = f"less than delivery_timeout_s, {delivery_timeout_ms / 1000.0:g} s"
+        raise refusal("linger_ms", linger_ms, f"a number of ms, {limit}")
     return SendOptions(
         _ACKS[acks],
         flag("sync_flush", sync_flush),
-        number("linger_ms", linger_ms),
+        linger,
         integer("batch_bytes", batch_bytes, 1, MAX_MESSAGE_BYTES),
         integer("max_in_flight", max_in_flight, 1, WINDOW),
-        seconds("delivery_timeout_s", delivery_timeout_s, positive=True) * 1000.0,
+        delivery_timeout_ms,
         flag("idempotent", idempotent),
         _compression("compression", compression),
         integer("compression_threshold", compression_threshold, 0, MAX_MESSAGE_BYTES),

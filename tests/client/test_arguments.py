@@ -334,6 +334,14 @@ def spy(send: Callable[[str, Any], bool], asked: list[Any]) -> Callable[[str, An
     return sending
 
 
+@pytest.mark.parametrize("kind", [Producer, aio.Producer])
+@pytest.mark.parametrize("linger_ms", [2_000, 3_000.0, float("inf")])
+def test_a_message_must_not_linger_for_longer_than_it_may_take(kind: Any, linger_ms: float) -> None:
+    """It would end unsent, and its error would blame the node."""
+    with pytest.raises(UsageError, match=r"linger_ms: .* delivery_timeout_s, 2 s"):
+        kind([NOBODY], linger_ms=linger_ms, delivery_timeout_s=2)
+
+
 def test_ints_of_other_types_and_infinite_times_are_accepted(node: Node) -> None:
     class Int:
         def __index__(self) -> int:

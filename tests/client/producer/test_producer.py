@@ -185,7 +185,7 @@ def test_a_batch_with_a_message_that_is_too_long_by_its_number_ends_by_its_futur
 
 
 def test_linger_fills_frames(node: Node) -> None:
-    with Producer([node.address], linger_ms=120_000) as producer:
+    with Producer([node.address], linger_ms=120_000, delivery_timeout_s=240) as producer:
         producer.send("t", b"first", queue=0)
         assert producer.flush(60)
         before = node.backend.store.appends

@@ -64,7 +64,7 @@ def run(script: str, *arguments: str, timeout_s: float = 120.0) -> tuple[str, st
 
 def test_dropped_it_warns_and_goes_on_with_what_is_under_way(node: Node) -> None:
     node.backend.transfer.hold = True
-    producer = Producer([node.address], linger_ms=60_000)
+    producer = Producer([node.address], linger_ms=60_000, delivery_timeout_s=120)
     future = producer.send("t", b"1", queue=0)
     with pytest.warns(ResourceWarning, match="not closed: messages not acknowledged: 1 to 't'"):
         del producer
