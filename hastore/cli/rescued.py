@@ -103,7 +103,9 @@ def dismiss_command(
 ) -> None:
     """Say that you have looked at cuts: the node tells them no more.
 
-    The archives stay; remove them yourself. The node's audit log says who has dismissed what.
+    The archives stay; remove them yourself. But while rescued/ is large, the node removes those
+    that lie wholly before its log: move away first what you still need. The node's audit log says
+    who has dismissed what.
     """
     if bool(numbers) == every:
         raise UsageError("give --cut N, once for each cut, or --all")

@@ -118,6 +118,15 @@ class Cuts:
         """The cuts that were made and nobody has dismissed, the oldest first."""
         return tuple(one for one in self._list.cuts if one.made)
 
+    def holds(self, folder: str) -> bool:
+        """Whether this archive in `rescued/` is one of a cut that nobody has dismissed, or may be.
+
+        It may be if the list could not be read, or if older cuts were added up: they name none.
+        """
+        if self._damaged is not None:
+            return True
+        return any(one.folder in ("", folder) for one in self._list.cuts)
+
     def load(self) -> None:
         """Read the list. One that cannot be read is put aside, and said to be a problem.
 

@@ -466,7 +466,7 @@ class LogStore:
         self.growth.note(self.log.max_offset, self._clock.monotonic_ms())
         # First, because all else needs room: on a full disk it fails, and the room is in there.
         self._remove_dropped()
-        self.rescued.tidy(self.log.min_offset)
+        self.rescued.tidy(self.log.min_offset, self.cuts.holds)
         if self._housekeeping.stopping.is_set():
             self.cuts.save_again()  # the audit log could not say any more who dismissed what
         else:

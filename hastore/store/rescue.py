@@ -3,8 +3,11 @@
 A tail that is cut off is copied to `rescued/<name>/`; a log that is set aside is moved there by
 LogStore. Whether a message in it was acknowledged is not known, and it may be the only copy. So a
 node removes an archive only if `rescued/` is large, and only if all of it lies before the place
-where the log begins now: retention would have removed it too, had it stayed in the log. All else
-stays until an operator removes it. `Rescued` says how much that is, and when it is too much.
+where the log begins now: retention would have removed it too, had it stayed in the log. That holds
+for a tail that has aged with this log, not for a log that was set aside: the master's log begins
+behind it from the first moment on. So what an undismissed cut (cuts.py) names stays in any case.
+All else stays until an operator removes it. `Rescued` says how much that is, and when it is too
+much.
 """
 
 import contextlib
@@ -43,10 +46,10 @@ class Rescued:
         self._free_bytes = free_bytes
         self._next_ms = 0.0
 
-    def tidy(self, min_offset: int) -> None:
+    def tidy(self, min_offset: int, is_held: Callable[[str], bool]) -> None:
         """Look again if the last time is a while ago; remove what has expired if it is large.
 
-        `min_offset` is where the log begins now.
+        `min_offset` is where the log begins now. `is_held(name)` says whether an archive must stay.
         """
         if self._clock.monotonic_ms() < self._next_ms:
             return
@@ -55,7 +58,7 @@ class Rescued:
             return
         try:
             ends = sorted((self._end_of(name), name) for name in self._fs.list_dir(self.folder))
-            for name in [name for end, name in ends if 0 < end <= min_offset]:
+            for name in [one for end, one in ends if 0 < end <= min_offset and not is_held(one)]:
                 if self.problem is None:
                     break
                 size = self._fs.used_bytes(f"{self.folder}/{name}")

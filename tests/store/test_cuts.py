@@ -459,6 +459,67 @@ def test_set_aside_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert len(bodies(store)) == 10
 
 
+def dismiss(store: MessageStore, *ids: int) -> None:
+    """Say to a store that an operator has looked at these cuts."""
+    request = msgspec.json.encode(Dismissal(ids=ids, by="eve"))
+    Path(dismissal_path(store.config.root)).write_bytes(request)
+    store.cuts.take_dismissal()
+
+
+def archives(root: Path) -> set[str]:
+    return {path.name for path in (root / "rescued").iterdir()}
+
+
+def tidy(store: MessageStore) -> None:
+    """Do what housekeeping does every ten seconds."""
+    store.rescued._next_ms = 0.0
+    store.rescued.tidy(store.min_offset, store.cuts.holds)
+
+
+def test_the_log_that_a_resync_sets_aside_stays_until_its_cut_is_dismissed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master's log begins behind all of it: that is no sign that anybody has looked at it."""
+    monkeypatch.setattr("hastore.store.rescue.LARGE_BYTES", 1)
+    with opened(tmp_path) as store:
+        store._housekeeping.stop()
+        fill(store, 10)
+        store.set_aside("1-0-1")
+        store.begin_at(64 * FILE_SIZE)
+        fill(store, 5, first=100)
+        tidy(store)
+        assert archives(tmp_path) == {"1-0-1"}
+        (cut,) = store.cuts.all
+        assert cut.messages == 10 and "look at them (`hastore log dump" in store.cuts.problems()[0]
+        dismiss(store, cut.id)
+        tidy(store)
+        assert archives(tmp_path) == set()
+
+
+@pytest.mark.parametrize("why", ["added up", "damaged"])
+def test_no_archive_is_removed_while_the_list_does_not_name_those_of_all_cuts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr("hastore.store.rescue.LARGE_BYTES", 1)
+    with opened(tmp_path) as store:
+        fill(store, 10)
+        store.set_aside("1-0-1")
+        for number in range(CUTS_MAX if why == "added up" else 0):
+            store.cuts.note(f"2-{number}", number, number + 1, 1, all_counted=True)
+            store.cuts.note_made(0)
+    if why == "damaged":
+        scribble(Path(cuts_path(str(tmp_path))), 0, b"no")
+    with opened(tmp_path) as store:
+        store._housekeeping.stop()
+        store.begin_at(64 * FILE_SIZE)
+        tidy(store)
+        assert archives(tmp_path) == {"1-0-1"} and store.rescued.problem is not None
+        if why == "added up":
+            dismiss(store, *(one.id for one in store.cuts.all if not one.folder))
+            tidy(store)
+            assert archives(tmp_path) == set()
+
+
 def test_a_large_rescued_is_a_problem_and_only_what_has_expired_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -482,19 +543,19 @@ def test_a_large_rescued_is_a_problem_and_only_what_has_expired_is_removed(
         expired = store.retention.expired_end(None)
         store.retention.delete_expired(None)
         assert store.min_offset == expired and store.min_offset > 2 * FILE_SIZE
-        rescued._next_ms = 0.0
-        rescued.tidy(store.min_offset)
-        names = {path.name for path in (tmp_path / "rescued").iterdir()}
-        assert names == {"1-1", "1-2", "2-0-1", "3-9", "note.txt"}, "it is not large"
+        tidy(store)
+        every = {"1-1", "1-2", "2-0-1", "3-9", "note.txt"}
+        assert archives(tmp_path) == every, "it is not large"
         monkeypatch.setattr("hastore.store.rescue.LARGE_BYTES", 1)
         rescued._next_ms = 0.0
-        rescued.tidy(0)
-        assert {path.name for path in (tmp_path / "rescued").iterdir()} == names
+        rescued.tidy(0, store.cuts.holds)
+        assert archives(tmp_path) == every
         assert f"rescued takes {rescued.bytes} bytes" in rescued.problem
-        rescued._next_ms = 0.0
-        rescued.tidy(store.min_offset)
-        names = {path.name for path in (tmp_path / "rescued").iterdir()}
-        assert names == {"3-9", "note.txt"} and offsets_end > store.min_offset
+        tidy(store)  # the others' cuts were not made: the log went on
+        assert archives(tmp_path) == {"2-0-1", "3-9", "note.txt"} and offsets_end > store.min_offset
+        dismiss(store, *(one.id for one in store.cuts.all))
+        tidy(store)
+        assert archives(tmp_path) == {"3-9", "note.txt"}
         assert caplog.text.count("is removed") == 3
         assert rescued.problem is not None and rescued.bytes > 0
         monkeypatch.setattr("hastore.store.rescue.LARGE_BYTES", 1 << 30)
