@@ -65,7 +65,7 @@ TABLE = (
         "store.derived",
         "what is derived from the log: consume queues and key index, the walks that read"
         " records out of its bytes, and the contract between them and replay",
-        ("record", "fs", "store.state.crc_frame"),
+        ("record", "fs", "store.state.crc_frame", "store.state.time_falls"),
     ),
     Package(
         "store.append",
@@ -385,7 +385,7 @@ MODULES = {
     # Reading knows nothing of what appends, replays or removes.
     "store.message_reader": (
         *("clock", "errors", "record", "fs", "store.derived"),
-        *("store.log.commit_log", "store.log.record_walk"),
+        *("store.log.commit_log", "store.log.record_walk", "store.state.time_falls"),
     ),
     # The only module of ha that imports the store.
     "ha.node.replica_log": ("errors", "store.message_store"),

@@ -42,6 +42,7 @@ from hastore.store.derived.key_index import KeyIndex, KeyWalk
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, first_where
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.record_walk import store_timestamp_ms
+from hastore.store.state.time_falls import Falls
 
 STEP = 256  # entries of the index in one step of a search by key
 STEPS_MAX = 1_000_000  # entries that one search looks at
@@ -96,7 +97,7 @@ class MessageReader:
         queues: ConsumeQueueTable,
         index: KeyIndex,
         clock: Clock,
-        falls: Callable[[], Sequence[tuple[int, int]]] = tuple,
+        falls: Callable[[], Falls] = Falls,
         on_damage: Callable[[int], None] = lambda _offset: None,
         on_wrong: Callable[[int], None] = lambda _offset: None,
     ) -> None:
@@ -450,7 +451,7 @@ class MessageReader:
 
         def begin() -> KeyWalk:
             end = self._index.end_offset  # before the falls, which are known up to there
-            window = time_window(begin_ms, end_ms, self._falls(), self._log.min_offset, end)
+            window = time_window(begin_ms, end_ms, self._falls().all, self._log.min_offset, end)
             return self._index.walk(topic, key, window)
 
         return KeySearch(self, self._index, begin, topic, key, limit, max_messages, max_bytes)

@@ -248,6 +248,95 @@ def test_lookups_find_the_first_message_at_or_after_a_time(
     node.store.close()
 
 
+def as_a_broker(node: Any, clock: Clock) -> None:
+    """Let a node store with the time of its clock, whatever it is, as RocketMQ's brokers do."""
+    node.messages._appender._next_ms = lambda _last_ms: clock.now
+
+
+def check_lookups(messages: LogStore, chance: random.Random, early_ms: int = 0) -> None:
+    """No lookup leaves a message out, and none begins at one that is too early by `early_ms`."""
+    assert messages.wait_dispatched(messages.max_offset, 60)
+    messages.set_limits(confirmed=messages.max_offset, readable=messages.max_offset)
+    offline = StoreReader(messages.config.root)
+    for queue in (0, 1):
+        known = stamps(messages, queue)
+        end = known[-1][0] + 1 if known else 0
+        for _ in range(60 if known else 0):
+            wanted = chance.choice(known)[1] + chance.choice((0, 1, -700, 700))
+            first = next((number for number, at in known if at >= wanted), end)
+            for reader in (messages.reader, offline):
+                found = reader.queue_offset_by_time("TopicA", queue, wanted)
+                assert found == first or (found < first and early_ms), (wanted - START, first)
+                if found < first:
+                    assert dict(known)[found] >= wanted - early_ms
+
+
+@both
+def test_lookups_leave_no_message_out_where_a_brokers_clock_stepped_back_by_little(
+    kind: Any, tmp_path: Path
+) -> None:
+    """RocketMQ's store times fall by any amount; a search in the middle would step over them."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance, clock = random.Random(seed), Clock()
+    with opened(kind, tmp_path, clock) as node:
+        as_a_broker(node, clock)
+        for number in range(100):
+            clock.now += 200 if number != 50 else -8_500
+            node.put(number, queue_id=number % 2)
+        check_lookups(node.messages, chance)
+        for number in range(60):
+            clock.now += chance.choice((100, 0, 300, -1, -150)) if number % 15 else -HOUR
+            node.put(number, queue_id=chance.randrange(2))
+        check_lookups(node.messages, chance)
+        falls = node.messages._times.falls
+        assert falls.small and len(falls.small) < len(falls.all)
+        node.messages.truncate(falls.all[-3].offset - node.messages.log.form.lead)
+        assert len(node.messages._times.falls.all) == len(falls.all) - 3
+        check_lookups(node.messages, chance)
+    with opened(kind, tmp_path, clock) as node:
+        assert node.messages._times.falls.all == falls.all[:-3]
+        as_a_broker(node, clock)
+        clock.now -= 9_000
+        node.put(queue_id=1)
+        check_lookups(node.messages, chance)
+
+
+@both
+def test_a_clock_that_trembles_makes_lookups_begin_a_little_early(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More falls than are kept: the oldest small ones are left out, and no large one."""
+    monkeypatch.setattr("hastore.store.store_times._KEPT", 12)
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance, clock = random.Random(seed), Clock()
+    settings = {"retention": RetentionConfig(max_size_bytes=2 * FILE_SIZE)}
+    node = kind(tmp_path, clock, **settings)
+    for number in range(200):
+        fall = -HOUR if number % 50 == 20 else -chance.randrange(1, 3_000)
+        clock.now += 400 if number % 5 else fall
+        as_a_broker(node, clock)
+        node.put(number, queue_id=chance.randrange(2), size=chance.randrange(500))
+        if number in (80, 81, 160):
+            node.store.close()
+            node = kind(tmp_path, clock, **settings)
+    assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+    falls = node.messages._times.falls
+    assert len(falls.all) == 12 and len(falls.small) <= 12 - 4
+    assert falls.thinned_end > node.messages.min_offset
+    check_lookups(node.messages, chance, early_ms=20_000)
+    node.store.flush()
+    while node.messages.min_offset < falls.thinned_end:
+        node.put(size=1500, queue_id=1)
+        node.store.flush()
+        assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+        node.messages.retention.delete_expired(None)
+    assert node.messages._times.falls.thinned_end == 0
+    check_lookups(node.messages, chance)
+    node.store.close()
+
+
 def check_searches(messages: LogStore, every: list[int], chance: random.Random) -> None:
     """Search by key in spans of time: each message in the span is found, newest first."""
     records: dict[str, list[tuple[int, int]]] = {}  # (offset, store time) by key

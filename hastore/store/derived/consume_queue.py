@@ -37,6 +37,7 @@ from hastore.store.derived.unit_files import (
     first_where,
     queue_ids,
 )
+from hastore.store.state.time_falls import NO_FALLS, Falls
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -94,7 +95,7 @@ class BatchConsumeQueue:
     def find_by_time(
         self,
         timestamp_ms: int,
-        falls: Sequence[tuple[int, int]],
+        falls: Falls,
         is_spent: Callable[[], bool] = lambda: False,
     ) -> int:
         """Return the first queue offset of the first batch stored at or after a time.
@@ -102,9 +103,9 @@ class BatchConsumeQueue:
         Returns the queue's end if there is no such batch; `first_late` explains `is_spent`.
         """
 
-        def is_late(number: int, _end: int) -> bool:
+        def is_late(number: int, _end: int, time_ms: int) -> bool:
             unit = self._unit(number)
-            return unit is not None and unit[3] >= timestamp_ms
+            return unit is not None and unit[3] >= time_ms
 
         files = self.files
         low = files.starts[0] if files.starts else 0
@@ -763,7 +764,7 @@ class ConsumeQueueTable:
         queue_id: int,
         timestamp_ms: int,
         store_time: Callable[[int], int | None],
-        falls: Sequence[tuple[int, int]] = (),
+        falls: Falls = NO_FALLS,
         is_spent: Callable[[], bool] = lambda: False,
     ) -> int | None:
         """Return the queue offset of the first record stored at or after a time.
@@ -780,7 +781,7 @@ class ConsumeQueueTable:
         if queue is None:
             return None
 
-        def is_late(queue_offset: int, end: int) -> bool:
+        def is_late(queue_offset: int, end: int, time_ms: int) -> bool:
             units = queue.read(queue_offset, 1)
             if not units:
                 return False
@@ -790,7 +791,7 @@ class ConsumeQueueTable:
                 others = queue.read(queue_offset + 1, min(end - queue_offset - 1, _DAMAGED))
                 times = (store_time(one.offset) for one in others)
                 stored = next((one for one in times if one is not None), None)
-            return stored is None or stored >= timestamp_ms
+            return stored is None or stored >= time_ms
 
         return first_late(
             queue.min_queue_offset, queue.max_queue_offset, falls, timestamp_ms,

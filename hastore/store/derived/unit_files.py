@@ -17,7 +17,7 @@ import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 from hastore.fs.filesystem import (
     File,
@@ -28,6 +28,8 @@ from hastore.fs.filesystem import (
     sync_all,
     sync_files,
 )
+from hastore.store.derived.contract import REPEATED_MS
+from hastore.store.state.time_falls import Falls
 
 _OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
 _SYNC_EACH_MAX = 256  # files synced one by one; for more, one call syncs the file system
@@ -171,25 +173,50 @@ def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
 def first_late(
     low: int,
     high: int,
-    falls: Sequence[tuple[int, int]],
+    falls: Falls,
     timestamp_ms: int,
     first_at: Callable[[int], int],
-    is_late: Callable[[int, int], bool],
+    is_late: Callable[[int, int, int], bool],
     is_spent: Callable[[], bool] = lambda: False,
 ) -> int:
     """Return the first of the queue's units [low, high) with a record stored at or after a time.
 
-    `falls` are where the log's store times fall: the offset of a record, and the greatest time from
-    the fall before up to it. Between two falls the times rise, so each such run is searched alone.
-    `first_at(offset)` returns the first unit with a record at or beyond an offset of the log,
-    `is_late(unit, end)` whether it was stored at or after the time: it may ask the units behind it,
-    which are in its run up to `end`. Returns `high` if there is none.
+    `falls` are where the log's store times fall. Between two falls the times rise, so each such run
+    is searched alone. `first_at(offset)` returns the first unit with a record at or beyond an
+    offset of the log, `is_late(unit, end, time_ms)` whether it was stored at or after a time: it
+    may ask the units behind it, which are in its run up to `end`. Returns `high` if there is none.
 
     `is_spent()` is asked before each look at a unit. Once it is true, nothing more is looked at
     but the unit before the last one that was not late, and the search returns a unit below which
     none is late: the right one, or one before it. That is so too if a record's time is damaged, and
-    seems to be early.
+    seems to be early, and where small falls were left out.
     """
+
+    def search(time_ms: int) -> int:
+        return _first_late(
+            low, high, falls, time_ms, first_at,
+            lambda unit, end: is_late(unit, end, time_ms), is_spent,
+        )  # fmt: skip
+
+    if falls.thinned_end:
+        # Behind a late record, all of its run are at most REPEATED_MS before the time. So below
+        # what is found for that time, no record is late.
+        early = search(timestamp_ms - REPEATED_MS)
+        if early < first_at(falls.thinned_end):
+            return early
+    return search(timestamp_ms)
+
+
+def _first_late(
+    low: int,
+    high: int,
+    falls: Falls,
+    timestamp_ms: int,
+    first_at: Callable[[int], int],
+    is_late: Callable[[int, int], bool],
+    is_spent: Callable[[], bool],
+) -> int:
+    """Return what `first_late` does if no fall was left out."""
 
     def first_of_run(low: int, stop: int) -> int:
         def late(unit: int) -> bool:
@@ -202,7 +229,7 @@ def first_late(
         return found
 
     begin: int | None = None  # offset: where the run begins; None: with the queue
-    for offset, before_ms in falls:
+    for offset, before_ms in falls.all:
         if before_ms >= timestamp_ms:
             if is_spent():
                 return low

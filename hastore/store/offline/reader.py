@@ -341,9 +341,9 @@ class StoreReader:
             return None
         limit = self.limit_offset
 
-        def is_late(queue_offset: int, end: int) -> bool:
+        def is_late(queue_offset: int, end: int, time_ms: int) -> bool:
             stored = self._stored_ms(topic, queue_id, queue_offset, end, limit)
-            return stored is not None and stored >= timestamp_ms
+            return stored is not None and stored >= time_ms
 
         falls = read_falls(self._fs, self.path)
         return first_late(

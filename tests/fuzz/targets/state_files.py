@@ -40,7 +40,7 @@ from hastore.store.state.entry_state import EntryState
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
 from hastore.store.state.marker_files import Checkpoint, CheckpointFile
 from hastore.store.state.replay_progress import ReplayState
-from hastore.store.state.time_falls import Fall, read_falls, write_falls
+from hastore.store.state.time_falls import Fall, Falls, read_falls, write_falls
 from tests.fuzz import kit
 
 REACHES = (
@@ -131,7 +131,7 @@ def _falls(fs: MemoryFileSystem) -> bool:
     found = read_falls(fs, ROOT)
     write_falls(fs, ROOT, found)
     assert read_falls(fs, ROOT) == found
-    return bool(found)
+    return bool(found.all)
 
 
 def _entries(fs: MemoryFileSystem) -> bool:
@@ -343,7 +343,10 @@ def _binary() -> list[bytes]:
     )
     state.save(900, 500)
     state.close()
-    write_falls(fs, ROOT, [Fall(5, 7), Fall(90, 5)])
+    falls = (Fall(5, 7), Fall(90, 5))
+    write_falls(fs, ROOT, Falls(falls, frozenset({90}), 4))
+    small = b"f" + fs.read_bytes(f"{ROOT}/hastore/times", 256)
+    write_falls(fs, ROOT, Falls(falls))
     window = DedupWindow(fs, ROOT, lambda: 0)
     for producer in (b"p", b"other"):
         window._window_of(producer).extend([1, 2, 5], [10, 20, 30])
@@ -356,6 +359,7 @@ def _binary() -> list[bytes]:
     out = [kind + fs.read_bytes(f"{ROOT}/hastore/{name}", 256) for kind, name in names.items()]
     one_state = deliveries._HEAD.pack(900, 1) + deliveries._LEVEL.pack(3, 500)
     delays = deliveries._COUNT.pack(2) + deliveries._DELAY.pack(1_000) * 2
+    out.append(small)
     out.append(b"d" + deliveries._FRAME.pack(deliveries._COUNT.pack(1), one_state, delays))
     half = transactions.Half(5, 0, 7, 1, None, b"u", ((3, 0),))
     ended = msgspec.msgpack.encode(transactions._State(900, [half], []))
