@@ -551,13 +551,14 @@ class LogStore:
             self._housekeeping.failure_reason,
             self._drop_failure,
             None if entries is None else entries.failure_reason,
+            *self.reader.problems,
         )
         return [reason for reason in found if reason is not None]
 
     @property
     def lacks_room(self) -> bool:
         """Whether something fails that may fail for want of room."""
-        others = {self._drop_failure}
+        others = {self._drop_failure, *self.reader.problems}
         if not self.replay.lacks_room:
             others.add(self.replay.blocked_reason)
         return not others.issuperset(self.problems)

@@ -6,6 +6,7 @@ its bytes. The key index holds its own lock during each step of a search.
 """
 
 import enum
+import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, NotCachedError, StoreError
 from hastore.fs.filesystem import File, is_cached, without_waiting
-from hastore.record.bulk_check import count_valid
+from hastore.record.bulk_check import Places, count_valid, is_placed
 from hastore.record.codec import Record, check_record, decode_record, find_parts, stated_time_ms
 from hastore.record.layout import (
     BLANK_SIZE,
@@ -51,6 +52,7 @@ READ_BYTES_MAX = 64 * 1024 * 1024  # of them
 _HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # in one pull
+_MISPLACED_MAX, _MISPLACED_TOLD = 1000, 3  # queues that are kept, and that the status names
 _LONG_AGO_MS = -(2**63)  # before every time
 COLD_MS = 20.0  # after this time of cold reads, a pull returns the records read so far
 _FEWER = 8  # if the disk cannot read a pull's records, an eighth of them is tried
@@ -60,6 +62,8 @@ _READ_BYTES = 1 << 20  # the largest cold read, unless a single range is longer
 # For less, a pread costs less than to ask whether the page cache has the bytes; for more, the
 # question takes over 0.1 ms.
 _ASKED_BYTES = range(64 * 1024, 64 * 1024 * 1024)
+
+log = logging.getLogger(__name__)
 
 
 class PullStatus(enum.Enum):
@@ -113,6 +117,8 @@ class MessageReader:
         self._queues = queues
         self._index = index
         self._clock = clock
+        # By queue: a queue offset at which a pull met another place's record, and what to say.
+        self._misplaced: dict[tuple[str, int], tuple[int, str]] = {}
 
     @staticmethod
     def without_waiting() -> AbstractContextManager[None]:
@@ -226,8 +232,11 @@ class MessageReader:
         if max(ends) > min(file.end, limit) - start or min(places) < places[0]:
             return None
         records = b"".join([view[place:end] for place, end in zip(places, ends, strict=True)])
-        if count_valid(records, offsets, sizes) < count:
+        belong = Places(_raw_name(topic), queue_id, range(at, at + count))
+        if count_valid(records, offsets, sizes, belong) < count:
             return None
+        if self._misplaced:
+            self._note_placed(topic, queue_id, at, at + count)
         return PullResult(
             PullStatus.FOUND, at + count, low, high, records, count, offsets[-1], sizes
         )
@@ -237,19 +246,22 @@ class MessageReader:
         low: int, high: int, check_bodies: bool,
     ) -> PullResult:  # fmt: skip
         """Return the result of a pull that has read records: those before the first damage."""
-        count = count_valid(records, chosen.offsets, chosen.sizes, bodies=check_bodies)
+        is_batched = self._queues.get_batch(topic, queue_id) is not None
+        queue_offsets = None if is_batched else chosen.queue_offsets
+        places = Places(_raw_name(topic), queue_id, queue_offsets)
+        count = count_valid(records, chosen.offsets, chosen.sizes, places, bodies=check_bodies)
         if self._log.fenced:
             count = min(count, self._count_unfenced(chosen))
         if count < chosen.count:
-            self._on_damage(int(chosen.offsets[count]))
+            problem = self._note_unfit(chosen, records, count, places, topic)
             if not count:
-                raise CorruptRecordError(
-                    f"the record at offset {chosen.offsets[0]} is damaged; see `hastore log verify`"
-                )
+                raise CorruptRecordError(problem)
             records = records[: int(sum(chosen.sizes[:count]))]
         last = count - 1
         following = int(chosen.queue_offsets[last]) + 1
-        if self._queues.get_batch(topic, queue_id) is not None:
+        if self._misplaced:
+            self._note_placed(topic, queue_id, int(chosen.queue_offsets[0]), following)
+        if is_batched:
             record = decode_record(records, int(sum(chosen.sizes[:last])))
             following = _queue_offset_after(record, following)
         elif isinstance(chosen, TaggedSelection) and count == chosen.count:
@@ -258,6 +270,42 @@ class MessageReader:
             PullStatus.FOUND, following, low, high, records, count, int(chosen.offsets[last]),
             chosen.sizes[:count],
         )  # fmt: skip
+
+    def _note_unfit(
+        self, chosen: UnitSelection, records: bytes, number: int, places: Places, topic: str
+    ) -> str:
+        """Tell of record `number`, which a pull must not return; returns what is wrong with it."""
+        offset, size = int(chosen.offsets[number]), int(chosen.sizes[number])
+        at = int(sum(chosen.sizes[:number]))
+        is_valid = check_record(records, at, min(at + size, len(records)), offset) == size
+        if not is_valid or is_placed(records, at, at + size, places, number):
+            self._on_damage(offset)
+            return f"the record at offset {offset} is damaged; see `hastore log verify`"
+        # It may be the header that is damaged, which has no CRC: other nodes know.
+        self._on_wrong(offset)
+        key, place = (topic, places.queue_id), int(chosen.queue_offsets[number])
+        problem = (
+            f"queue {places.queue_id} of topic {topic!r:.80} names the record at offset {offset} as"
+            f" its {place}, which is of another place: pulls end there, and nobody gets that record"
+            " by mistake. If it is not mended by itself, the file of the queue is damaged: stop the"
+            " node, remove hastore/replay in its store, and start it: it builds its queues anew"
+        )
+        if key in self._misplaced or len(self._misplaced) < _MISPLACED_MAX:
+            if key not in self._misplaced:
+                log.error("%s", problem)
+            self._misplaced[key] = place, problem
+        return problem
+
+    def _note_placed(self, topic: str, queue_id: int, first: int, following: int) -> None:
+        """End what was told of a queue, if its records [first, following) were returned."""
+        place, _ = self._misplaced.get((topic, queue_id), (-1, ""))
+        if first <= place < following:
+            del self._misplaced[topic, queue_id]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with queues, as pulls have met it and not found mended since."""
+        return [problem for _, problem in list(self._misplaced.values())[:_MISPLACED_TOLD]]
 
     def _count_unfenced(self, chosen: UnitSelection) -> int:
         """Return how many records come before the first one in a damaged range."""
@@ -687,6 +735,10 @@ class KeySearch:
             and raw[topic_at : topic_at + topic_size] == self._topic
             and self._key in keys_of(raw[properties_at:])
         )
+
+
+def _raw_name(topic: str) -> bytes:
+    return topic.encode("utf-8", "surrogateescape")
 
 
 def _without_records(chosen: UnitSelection, at: int, low: int, high: int) -> PullResult:

@@ -6,9 +6,17 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from hastore.record.bulk_check import count_valid
+from hastore.record.bulk_check import Places, count_valid
 from hastore.record.codec import Host, check_record, encode_record
-from hastore.record.layout import CRC_MASK, MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, V1_MAGIC
+from hastore.record.layout import (
+    CRC_MASK,
+    FLAG_BORN_IPV6,
+    MIN_RECORD_SIZE,
+    OFFSETS,
+    OFFSETS_AT,
+    V1_MAGIC,
+)
+from hastore.record.properties import encode_properties
 from tests.random_records import random_record
 
 SEEDS = range(12)
@@ -120,3 +128,41 @@ def test_without_bodies_a_wrong_crc_is_accepted_and_nothing_else() -> None:
     assert count_valid(data, offsets, sizes, bodies=False) == 20
     records[15][4] ^= 1  # the magic
     assert count_valid(b"".join(records), offsets, sizes, bodies=False) <= 15
+
+
+@pytest.mark.parametrize("fixed", [{}, {"magic": V1_MAGIC, "born_host": V4, "store_host": V4}])
+def test_a_record_of_another_place_is_not_valid_there(fixed: dict[str, object]) -> None:
+    """Unless RocketMQ has put it into a queue of another topic, too: it names that."""
+    chance = random.Random(11)
+    others = encode_properties([("INNER_MULTI_DISPATCH", "%LMQ%a,other,b"), ("k", "v")])
+    alike = {"topic": "topic", "queue_id": 3, **fixed}
+    strange = {5: {"topic": "t\u00f6pic"}, 6: {"queue_id": 4}, 7: {"topic": "topi"}}
+    for bad in (*strange, 8, 9, None):
+        pieces, at = [], 0
+        for number in range(12):
+            changes = dict(strange[number]) if number == bad and bad in strange else {}
+            if number == bad == 9:
+                changes = {"topic": "more", "properties": others}
+            sys_flag = 0 if fixed else chance.choice((0, FLAG_BORN_IPV6))
+            born = {} if fixed else {"born_host": Host(bytes(16 if sys_flag else 4), 1)}
+            record = bytearray(encode_record(random_record(chance, **{
+                **alike, "store_host": V4, "sys_flag": sys_flag, **born, **changes,
+            })))  # fmt: skip
+            OFFSETS.pack_into(record, OFFSETS_AT, 100 + number + (number == bad == 8), at)
+            pieces.append(bytes(record))
+            at += len(record)
+        sizes = [len(one) for one in pieces]
+        offsets = [sum(sizes[:number]) for number in range(12)]
+        data, expected = b"".join(pieces), 12 if bad is None else bad
+        for rows in (range(100, 112), list(range(100, 112)), np.arange(100, 112)):
+            places = Places(b"topic", 3, rows)
+            arrays = np.array(offsets, np.int64), np.array(sizes, np.int64)
+            assert count_valid(data, offsets, sizes, places) == expected, bad
+            assert count_valid(data, *arrays, places) == expected, bad
+        assert count_valid(data, offsets, sizes) == 12
+        batches = 12 if bad == 8 else expected  # an inner batch takes several queue offsets
+        assert count_valid(data, offsets, sizes, Places(b"topic", 3, None)) == batches
+        if bad == 9:
+            for topic, count in ((b"other", 1), (b"%LMQ%a", 1), (b"othe", 0)):
+                there = Places(topic, 0, [7])
+                assert count_valid(pieces[9], [offsets[9]], [sizes[9]], there) == count

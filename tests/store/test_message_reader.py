@@ -15,13 +15,15 @@ from hastore.errors import CorruptRecordError, UsageError
 from hastore.protocol.api import Position
 from hastore.record.codec import Host, Record, encode_record
 from hastore.record.hashes import tag_codes
-from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE
+from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE, offset_of
 from hastore.store.derived import consume_queue
 from hastore.store.derived.consume_queue import UNIT
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
 from hastore.store.message_reader import MessageReader, PullStatus
 from hastore.store.message_store import MessageStore
 from tests.store.kit import message, opened, put, read_log, scribble
+
+QUEUE_OFFSET_AT = offset_of("queue_offset")
 
 
 def test_a_pull_returns_the_records_before_damage_and_refuses_the_damaged_one(
@@ -50,6 +52,50 @@ def test_a_pull_returns_the_records_before_damage_and_refuses_the_damaged_one(
         with pytest.raises(CorruptRecordError, match=f"offset {offsets[7]} is damaged"):
             pull(7)
         assert pull(8).count == 12
+
+
+@pytest.mark.parametrize("count", [20, 200])
+@pytest.mark.parametrize("source", [("secret", 0, 7), ("orders", 0, 9), ("orders", 1, 7)])
+def test_a_damaged_unit_gives_nobody_a_record_of_another_place(
+    tmp_path: Path, count: int, source: tuple[str, int, int]
+) -> None:
+    """A consumer of a topic got another one's message, and its own was stepped over."""
+    with opened(tmp_path) as store:
+        places = [("orders", 0), ("secret", 0), ("orders", 1)]
+        put(store, *(message(number, topic=topic, queue_id=queue_id)
+                     for number in range(count) for topic, queue_id in places))  # fmt: skip
+        assert store.wait_dispatched(store.max_offset, 60)
+        wrong: list[int] = []
+        store.hooks.on_wrong = wrong.append
+
+        def pull(at: int, **more: Any) -> Any:
+            return store.reader.pull("orders", 0, at, max_messages=count, max_bytes=1 << 20,
+                                     limit_offset=store.max_offset, **more)  # fmt: skip
+
+        whole = pull(0)
+        assert whole.count == count and store.problems == []
+        path = tmp_path / "consumequeue" / "orders" / "0" / f"{0:020d}"
+        unit = path.read_bytes()[7 * UNIT.size : 8 * UNIT.size]
+        topic, queue_id, number = source
+        (other,) = store.queues.read(topic, queue_id, number, 1)
+        scribble(str(path), 7 * UNIT.size, UNIT.pack(other.offset, other.size, other.tags_code))
+        before = pull(0)
+        assert (before.count, before.next_queue_offset) == (7, 7)
+        assert before.records == whole.records[: sum(whole.sizes[:7])]
+        for more in ({}, {"codes": frozenset({0})}):
+            with pytest.raises(CorruptRecordError, match=f"offset {other.offset} as its 7, which"):
+                pull(7, **more)
+        assert pull(8).count == count - 8
+        assert set(wrong) == {other.offset}, "the others may have another header there"
+        (problem,) = store.problems
+        assert "'orders' names the record" in problem and not store.lacks_room
+        scribble(str(path), 7 * UNIT.size, unit)
+        assert pull(3).records == whole.records[sum(whole.sizes[:3]) :] and store.problems == []
+        scribble(str(path), 7 * UNIT.size, UNIT.pack(other.offset, other.size, other.tags_code))
+    (tmp_path / "hastore" / "replay").unlink()  # the remedy
+    with opened(tmp_path) as store:
+        assert store.wait_dispatched(store.max_offset, 60)
+        assert pull(0).records == whole.records and store.problems == []
 
 
 class BothWays:
@@ -168,15 +214,18 @@ def test_a_large_pull_joins_its_records_in_parts_and_lets_the_garbage_collector_
 
 def test_a_pull_skips_a_hole_of_whole_queue_files_but_no_record(tmp_path: Path) -> None:
     with opened(tmp_path, consume_queue_units=50) as store:
-        offsets = [result.offset for result in put(store, *map(message, range(30)))]
+        offsets = [result.offset or 0 for result in put(store, *map(message, range(30)))]
         assert store.wait_dispatched(store.max_offset, 60)
         # RocketMQ leaves such a queue when its files were deleted but its queue offset continued.
         queue = store.queues.get("TopicA", 0)
-        assert queue is not None and offsets[0] is not None
+        assert queue is not None
         units = queue.files.read(0, 30)
         queue.files.skip_to(5_020)
         queue.files.append(units)
         queue.settle()
+        log_path = os.path.join(tmp_path, "commitlog", f"{0:020d}")
+        for number, offset in enumerate(offsets):
+            scribble(log_path, offset + QUEUE_OFFSET_AT, (5_020 + number).to_bytes(8))
         found = store.reader.pull(
             "TopicA", 0, 31, max_messages=1_000, max_bytes=1 << 20, limit_offset=store.max_offset
         )
