@@ -40,5 +40,7 @@ does not promise an order: sort within the partitions by columns that no two row
 checkpoint before the write. A task that goes on after another attempt compares some rows with the
 stored ones, and fails if they differ or if it has fewer rows than are stored. A change between rows
 that it does not compare is not noticed, nor is an attempt without any row: a stream has many such
-tasks, and they ask no node.
+tasks, and they ask no node. A checkpoint belongs to one query: a copy of it, or an older state, has
+the query's id, and gives its numbers to other rows. Spark never repeats a batch once a later one
+has rows, so a task of such a batch fails (`_check_not_passed`).
 """

@@ -50,10 +50,15 @@ MAX_ROWS = 1 << ROW_BITS
 
 @dataclass(frozen=True)
 class TaskIdentity:
-    """The producer of one task, and the number of its first row."""
+    """The producer of one task, and the number of its first row.
+
+    `query` and `batch` are those of a stream, for error texts.
+    """
 
     producer_id: str
     first: int
+    query: str | None = None
+    batch: int = 0
 
     @property
     def end(self) -> int:
@@ -64,7 +69,8 @@ class TaskIdentity:
 def stream_task(query_id: str, batch: int, partition: int) -> TaskIdentity:
     """Return the identity of a task of a streaming query."""
     era, place = batch >> _BATCH_BITS, batch & ((1 << _BATCH_BITS) - 1)
-    return TaskIdentity(_producer("stream", query_id, era, partition), place << ROW_BITS)
+    producer_id = _producer("stream", query_id, era, partition)
+    return TaskIdentity(producer_id, place << ROW_BITS, query_id, batch)
 
 
 def batch_task(write_id: str, partition: int) -> TaskIdentity:

@@ -18,7 +18,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.spark.sink.options import SinkColumns, SinkOptions
-from hastore.spark.sink.records import RecordBuilder, RowError, TaskIdentity, number_of
+from hastore.spark.sink.records import MAX_ROWS, RecordBuilder, RowError, TaskIdentity, number_of
 
 _CAUSE = (
     "Each attempt must have the same rows in the same order. If the source has lost messages of "
@@ -104,6 +104,7 @@ class _Task:
     ) -> int:
         try:
             self._sender.begin(self._identity.first)
+            self._check_not_passed()
             rows = self._send(options, columns, batches)
             self._sender.finish()
         except RowError as failure:
@@ -118,6 +119,7 @@ class _Task:
             ) from failure
         except HastoreError as failure:
             raise self._explained(failure, options) from failure
+        self._check_not_passed()  # another attempt may have come meanwhile
         self._check_count(rows)
         return rows
 
@@ -148,6 +150,26 @@ class _Task:
                     )
             rows += batch.num_rows
         return rows
+
+    def _check_not_passed(self) -> None:
+        """Raise UsageError if the group has rows of a later batch of the query.
+
+        Spark repeats only the last batch that a checkpoint knows. So this is another checkpoint
+        with the id of that query, and its rows may be others, for another topic: without this they
+        would be taken for rows that are stored.
+        """
+        last, identity = self._sender.last_known, self._identity
+        if last is None or last < identity.end:
+            return
+        later = identity.batch + (last - identity.first) // MAX_ROWS
+        raise UsageError(
+            f"partition {self._partition} of batch {identity.batch} of query {identity.query} is "
+            f"not written: the group already has rows of its batch {later}, so it would take these "
+            "for rows that are stored, and leave them out. The query's checkpoint was copied, or "
+            "set back to an earlier batch. Start the query with a new checkpoint, and the "
+            "startingOffsets to go on from; or set the sink's option idempotent to false: then all "
+            "rows are written, also those that are stored already"
+        )
 
     def _check_count(self, rows: int) -> None:
         """Raise UsageError if an earlier attempt has stored more rows than this one has."""

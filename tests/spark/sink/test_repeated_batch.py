@@ -5,14 +5,16 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from hastore.client.producer.repeatable_sender import RepeatableSender
 from hastore.config.model import ApiConfig
 from hastore.errors import ClientError, UnreachableError, UsageError
+from hastore.protocol.api import ProducerKnown
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark.options.durations import Patience
 from hastore.spark.sink.options import SinkColumns, parse_sink_options
 from hastore.spark.sink.records import stream_task
-from hastore.spark.sink.task import check_nodes, write_task
+from hastore.spark.sink.task import _Task, check_nodes, write_task
 from hastore.spark.stream_offsets import from_json
 from tests.api_fakes import FakeBackend
 from tests.spark.stream.test_driver import T0, T1, FakeLog, Query
@@ -105,3 +107,49 @@ def test_fewer_rows_than_are_stored_end_the_query_with_the_remedy(node):
     with pytest.raises(UsageError, match=cause):
         copy.write(0)
     assert stored(node) == list(range(6))
+
+
+def write_batch(node, topic, batch, rows, **options):
+    raw = {"hastore.bootstrap.servers": node.endpoint, "topic": topic, **options}
+    values = pa.record_batch([pa.array(rows, pa.binary())], ["value"])
+    task = stream_task("the-query", batch, 0)
+    return write_task(parse_sink_options(raw, streaming=True), VALUE, task, 0, iter([values]))
+
+
+def test_a_copied_checkpoint_does_not_drop_the_rows_of_its_batches(node):
+    """Its query has the id of the first one, whose batches the node knows."""
+    for batch in range(3):
+        write_batch(node, "old", batch, [b"%d" % batch])
+    for batch in range(2):
+        cause = (
+            f"batch {batch} of query the-query is not written.*rows of its batch 2.*checkpoint was "
+            "copied, or set back.*new checkpoint.*idempotent to false"
+        )
+        with pytest.raises(UsageError, match=cause):
+            write_batch(node, "new", batch, [b"1%d" % batch])
+    assert stored(node) == [0, 1, 2]
+    write_batch(node, "old", 2, [b"2"])  # the last batch is repeated as ever
+    write_batch(node, "new", 1, [b"11"], idempotent="false")
+    write_batch(node, "old", 3, [b"3"])
+    assert stored(node) == [0, 1, 2, 3, 11]
+
+
+def test_an_attempt_that_a_later_batch_overtakes_meanwhile_does_not_report_its_rows(node):
+    """It is told so when the node refuses its numbers, and then drops its rows (`_overtaken`)."""
+    identity = stream_task("the-query", 0, 0)
+    options = parse_sink_options(
+        {"hastore.bootstrap.servers": node.endpoint, "topic": "new"}, streaming=True
+    )
+    sender = RepeatableSender((node.endpoint,), identity.producer_id)
+
+    def rows():
+        yield pa.record_batch([pa.array([b"0"], pa.binary())], ["value"])
+        sender._resume(ProducerKnown(0, 1, (1 << 32) + 1_999, None), 0)
+        yield pa.record_batch([pa.array([b"1"], pa.binary())], ["value"])
+
+    try:
+        with pytest.raises(UsageError, match="batch 0 of query the-query is not.*its batch 1"):
+            _Task(sender, identity, 0).run(options, VALUE, rows())
+    finally:
+        sender.close()
+    assert 1 not in stored(node)
