@@ -111,7 +111,8 @@ def unread(
     group alone and the queues of a whole cluster, or the other way.
     """
     committed = positions_from_json(state.get("positions", {}))
-    available = backend.readable(select(strategy, backend))
+    readable = backend.readable(select(strategy, backend))
+    available = {key: one.span for key, one in readable.items()}
     _check_numbers(backend, available, committed)
     topics = frozenset(state.get(_ALL_QUEUES, ()))
     positions = _beginnings(backend, available, committed, topics) | committed

@@ -140,7 +140,8 @@ def _has_messages(where: Where, options: StatsOptions) -> bool:
     assert parsed.strategy is not None
     with open_backend(parsed) as backend:
         chosen = backend.readable(select(parsed.strategy, backend))
-        ranges = parsed.limits.resolve(chosen, backend.offset_by_time)
+        spans = {key: one.span for key, one in chosen.items()}
+        ranges = parsed.limits.resolve(spans, backend.offset_by_time)
     return any(span.size for span in ranges.values())
 
 

@@ -30,10 +30,10 @@ class QueueRange(InputPartition):
     """The range of one task: the offsets `[start, end)` of one queue.
 
     `limit` is the readable end of the log, a physical offset, when the query was planned. It is
-    None when the query reads from running nodes instead of a store's folder. A stream knows the
-    record `before` the range, and the `last` one of the batch, which may be in a later task's
-    range. A failover may cut the log since: records that a later epoch wrote, after it had cut away
-    `last`, are not in the range.
+    None when the query reads from running nodes instead of a store's folder. `last` is the last
+    record of the batch, or what was the last readable one when a batch read was planned; it may be
+    behind the range. A failover may cut the log since: records that a later epoch wrote, after it
+    had cut away `last`, are not in the range. A stream knows the record `before` the range too.
     """
 
     topic: str

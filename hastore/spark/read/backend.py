@@ -36,6 +36,13 @@ class Listing(Protocol):
         ...
 
 
+class ReadableRange(NamedTuple):
+    """What is readable of a queue, and the last record of it; None if it is not known."""
+
+    span: OffsetRange
+    last: Stored | None = None
+
+
 class Backend(Listing, Protocol):
     """List queues and read ranges of them.
 
@@ -76,7 +83,7 @@ class Backend(Listing, Protocol):
 
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
-    ) -> dict[TopicPartition, OffsetRange]:
+    ) -> dict[TopicPartition, ReadableRange]:
         """Return ranges of `available` without the messages that are not readable yet."""
         ...
 

@@ -28,7 +28,7 @@ from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
 from hastore.spark.options.source_options import GROUPS
-from hastore.spark.read.backend import PlaceVerdict, QueuePlace
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace, ReadableRange
 from hastore.spark.read.servers import ServerBackend, ServerHead
 
 NUMBERS = 1 << 19  # so that a partition fits in 31 bits
@@ -268,7 +268,7 @@ class ClusterBackend(_OfGroups):
 
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
-    ) -> dict[TopicPartition, OffsetRange]:
+    ) -> dict[TopicPartition, ReadableRange]:
         """Return the ranges up to the readable offset of each group."""
         groups = self._known.split(queues)
         return _joined((number, part.readable(own)) for number, part, own in groups)

@@ -98,7 +98,8 @@ def plan(
         start, end = backend.log_range()
         return list(_plan_log(start, end, options, wanted))
     chosen = backend.readable(select(options.strategy, backend))
-    ranges = options.limits.resolve(chosen, backend.offset_by_time)
+    spans = {key: one.span for key, one in chosen.items()}
+    ranges = options.limits.resolve(spans, backend.offset_by_time)
     if wanted != EVERYTHING:
         ranges = prune(ranges, wanted, backend.offset_by_time)
     pieces = split_queues(
@@ -107,7 +108,11 @@ def plan(
         max_records=options.max_records_per_partition,
     )
     limit = backend.limit_offset()
-    return [replace(piece, limit=limit) for piece in pieces]
+    last = {key: one.last for key, one in chosen.items()}
+    return [
+        replace(piece, limit=limit, last=last[TopicPartition(piece.topic, piece.partition)])
+        for piece in pieces
+    ]
 
 
 def _plan_log(

@@ -38,7 +38,7 @@ from hastore.record.message_filter import MessageFilter
 from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
-from hastore.spark.read.backend import PlaceVerdict, QueuePlace
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace, ReadableRange
 from hastore.spark.read.stores import names_writer, valid_end
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class ServerBackend:
 
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
-    ) -> dict[TopicPartition, OffsetRange]:
+    ) -> dict[TopicPartition, ReadableRange]:
         """Return the ranges up to the readable offset of the node that has the greatest.
 
         The nodes list the queues of their whole log. In a synchronous group its last messages may
@@ -163,11 +163,12 @@ class ServerBackend:
             found = head.locate(ends, {key: queues[key].start for key in ends})
         finally:
             head.close()
-        result = dict(queues)
+        result = {key: ReadableRange(span) for key, span in queues.items()}
         for key in ends:
-            start, place = queues[key].start, found.get(key)
-            end = start if place is None else min(place.next, ends[key])
-            result[key] = OffsetRange(start, max(start, end))
+            start = queues[key].start
+            place = found.get(key, QueuePlace(start))
+            end = min(place.next, ends[key])
+            result[key] = ReadableRange(OffsetRange(start, max(start, end)), place.before)
         return result
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:

@@ -37,7 +37,7 @@ from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
-from hastore.spark.read.backend import PlaceVerdict, QueuePlace
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace, ReadableRange
 from hastore.store.offline.reader import LogFile, QueueUnits, StoreReader
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 M
 _WHOLE_LOG = 2**62  # a limit beyond every offset
 _HALF = 0xFFFFFFFF
 RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
+Entries = tuple[tuple[int, int], ...]  # (epoch, start offset), both rising
 
 
 class _Folder:
@@ -101,6 +102,58 @@ class _Folder:
         """Return the physical offset at which reading ends now."""
         return self._reader.limit_offset
 
+    def locate(
+        self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, QueuePlace]:
+        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
+        while True:
+            history = self._epochs.read()
+            limit = self._reader.limit_offset
+            found = {
+                key: self._locate(key, end, lows.get(key, 0), limit, history)
+                for key, end in ends.items()
+            }
+            if self._epochs.read() == history:
+                return {key: place for key, place in found.items() if place is not None}
+
+    def _locate(
+        self, key: TopicPartition, end: int, low: int, limit: int, history: Entries | None
+    ) -> QueuePlace | None:
+        stored = self._stored(key, end - 1, limit, history)
+        if stored is not None or end <= low:
+            return QueuePlace(end, stored)
+        # A cut or retention has removed the record since the queue was listed.
+        place = self._common(key, QueuePlace(end), limit, limit, history)
+        return place if place.next > low else None
+
+    def _common(
+        self, key: TopicPartition, place: QueuePlace, at: int, limit: int, history: Entries | None
+    ) -> QueuePlace:
+        """Return the place after the queue's last record that begins below `at`."""
+        low, high = self._reader.queue_range(*key) or (0, 0)
+        high = min(high, place.next)
+        result = QueuePlace(low)
+        while low < high:
+            middle = (low + high) // 2
+            stored = self._stored(key, middle, limit, history)
+            if stored is not None and stored.offset < at:
+                low = middle + 1
+                result = QueuePlace(low, stored)
+            else:
+                high = middle
+        return result
+
+    def _stored(
+        self, key: TopicPartition, offset: int, limit: int, history: Entries | None = None
+    ) -> Stored | None:
+        """Return where the record of a queue offset is; None if there is none."""
+        if offset < 0:
+            return None
+        found = self._reader.queue_units(*key, offset, offset + 1, limit=limit).offsets
+        if not found:
+            return None
+        return Stored(None if history is None else epoch_of(history, found[-1]), found[-1])
+
 
 class PathBackend(_Folder):
     """A store's directory, read through its files."""
@@ -141,9 +194,11 @@ class PathBackend(_Folder):
 
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
-    ) -> dict[TopicPartition, OffsetRange]:
+    ) -> dict[TopicPartition, ReadableRange]:
         """Return the ranges: `available` leaves out what is not readable."""
-        return dict(queues)
+        found = self.locate({key: span.end for key, span in queues.items() if span.size}, {})
+        places = {key: found.get(key, QueuePlace(span.end)) for key, span in queues.items()}
+        return {key: ReadableRange(span, places[key].before) for key, span in queues.items()}
 
     def _check_end(self, queues: Mapping[TopicPartition, OffsetRange]) -> None:
         """Raise CorruptRecordError if a queue goes on beyond the last whole record of the log.
@@ -411,9 +466,6 @@ def _walk_entries(
 # -- the ends that a stream follows ----------------------------------------------------------------
 
 
-Entries = tuple[tuple[int, int], ...]  # (epoch, start offset), both rising
-
-
 class EpochFile:
     """The history that a store's node keeps; None for a store of RocketMQ.
 
@@ -496,20 +548,6 @@ class PathHead(_Folder):
         self._reader.close()  # a cut may replace the files that a RocketMQ store's limit has mapped
         return found
 
-    def locate(
-        self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, QueuePlace]:
-        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
-        while True:
-            history = self._epochs.read()
-            limit = self._reader.limit_offset
-            found = {
-                key: self._locate(key, end, lows.get(key, 0), limit, history)
-                for key, end in ends.items()
-            }
-            if self._epochs.read() == history:
-                return {key: place for key, place in found.items() if place is not None}
-
     def check(
         self, places: Mapping[TopicPartition, QueuePlace]
     ) -> dict[TopicPartition, PlaceVerdict]:
@@ -520,16 +558,6 @@ class PathHead(_Folder):
             found = {key: self._judge(key, place, limit, history) for key, place in places.items()}
             if self._epochs.read() == history:
                 return found
-
-    def _locate(
-        self, key: TopicPartition, end: int, low: int, limit: int, history: Entries | None
-    ) -> QueuePlace | None:
-        stored = self._stored(key, end - 1, limit, history)
-        if stored is not None or end <= low:
-            return QueuePlace(end, stored)
-        # A cut or retention has removed the record since the queue was listed.
-        place = self._common(key, QueuePlace(end), limit, limit, history)
-        return place if place.next > low else None
 
     def _judge(
         self, key: TopicPartition, place: QueuePlace, limit: int, history: Entries | None
@@ -579,31 +607,3 @@ class PathHead(_Folder):
         if found is None or found.offset == before.offset:
             return PlaceVerdict(Standing.AGREED, place)
         return PlaceVerdict(Standing.LOST, QueuePlace(bounds[0]))
-
-    def _common(
-        self, key: TopicPartition, place: QueuePlace, at: int, limit: int, history: Entries | None
-    ) -> QueuePlace:
-        """Return the place after the queue's last record that begins below `at`."""
-        low, high = self._reader.queue_range(*key) or (0, 0)
-        high = min(high, place.next)
-        result = QueuePlace(low)
-        while low < high:
-            middle = (low + high) // 2
-            stored = self._stored(key, middle, limit, history)
-            if stored is not None and stored.offset < at:
-                low = middle + 1
-                result = QueuePlace(low, stored)
-            else:
-                high = middle
-        return result
-
-    def _stored(
-        self, key: TopicPartition, offset: int, limit: int, history: Entries | None = None
-    ) -> Stored | None:
-        """Return where the record of a queue offset is; None if there is none."""
-        if offset < 0:
-            return None
-        found = self._reader.queue_units(*key, offset, offset + 1, limit=limit).offsets
-        if not found:
-            return None
-        return Stored(None if history is None else epoch_of(history, found[-1]), found[-1])

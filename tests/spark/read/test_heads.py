@@ -248,6 +248,14 @@ def cut(node, count, epoch):
     node.entries = [*node.entries, (epoch, at)]
 
 
+ENDS = '{"t":{"0":9,"1":9}}'
+
+
+def offsets_of(backend, piece):
+    batches = backend.read_queue(piece, BatchBuilder(ALL))
+    return [row["offset"] for batch in batches for row in batch.to_pylist()]
+
+
 def test_nodes_give_ends_with_epochs():
     node = FakeBackend()
     fill(node.store, 10)
@@ -319,6 +327,39 @@ def test_nodes_find_a_cut_and_a_task_stops_there():
         ):
             list(backend.read_queue(span, BatchBuilder(ALL)))
         head.close()
+
+
+def test_a_batch_read_of_nodes_does_not_mix_two_histories():
+    """It is planned before a failover that cuts messages; some of its tasks run after that."""
+    node = FakeBackend()
+    fill(node.store, 20)
+    with serving(node) as bootstrap:
+        given = {"hastore.bootstrap.servers": bootstrap[0], "subscribe": "t"}
+        options = parse_options({**given, "maxRecordsPerPartition": "5", "endingOffsets": ENDS})
+        with ServerBackend(bootstrap, True) as backend:
+            first, second = [p for p in plan(backend, options) if p.partition == 0]
+            assert offsets_of(backend, first) == [0, 1, 2, 3]
+            assert offsets_of(backend, second) == [4, 5, 6, 7, 8]
+            cut(node, 8, 131_073)  # offset 6 of t-0 and later
+            fill(node.store, 40)
+            assert offsets_of(backend, first) == [0, 1, 2, 3]
+            with pytest.raises(PositionLostError, match="cut by a failover during the read"):
+                offsets_of(backend, second)
+        with ServerBackend(bootstrap, False) as backend:
+            assert offsets_of(backend, second) == [4, 5]
+
+
+def test_a_batch_read_of_a_path_does_not_mix_two_histories(store):
+    given = {"path": str(store.root), "subscribe": "t", "endingOffsets": ENDS}
+    with PathBackend(str(store.root), True) as backend:
+        [first, *_] = plan(backend, parse_options(given))
+        assert (first.partition, first.end) == (0, 9)
+        assert offsets_of(backend, first) == list(range(9))
+        store.set_history([65_537, 0], [131_074, store.at(12)])  # cut, and grown again
+        with pytest.raises(PositionLostError, match="cut by a failover during the read"):
+            offsets_of(backend, first)
+    with PathBackend(str(store.root), False) as backend:
+        assert offsets_of(backend, first) == list(range(6))
 
 
 @pytest.mark.parametrize(("count", "others"), [(8, 0), (20, 0), (60, 0), (8, 40), (0, 0), (0, 9)])
