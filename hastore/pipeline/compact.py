@@ -10,12 +10,14 @@ files of the run before, so keys whose messages retention has removed from the l
 A task writes one file of the rows that stay and, for a topic, one of the rows that have changed
 since the run before. Each file of changes is one task of one write, in the order of the commit that
 has fixed them, and the write's name is fixed too. So the sink finds out, after a kill, which rows
-are stored already, and each change is in the topic once.
+are stored already, and each change is in the topic once. If the topic has lost messages, by its
+retention or with the topic, all rows of the files are written to it again, in the same way.
 """
 
 import contextlib
 import functools
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +28,7 @@ from pyspark.sql import functions as f
 
 from hastore.client import Admin
 from hastore.client.connections.bootstrap import cluster_of, parse_bootstrap
-from hastore.errors import StoreFullError, UsageError
+from hastore.errors import ForbiddenError, StoreFullError, UsageError
 from hastore.pipeline.compact_files import (
     FRESH,
     Fitting,
@@ -51,7 +53,7 @@ from hastore.pipeline.where import Where, as_option, servers_option
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
 from hastore.spark.read.backend import Backend
-from hastore.spark.read.planning import open_backend, select
+from hastore.spark.read.planning import open_backend, open_head, select
 from hastore.spark.worker import interrupted_later
 
 COLUMNS = (
@@ -62,6 +64,7 @@ _DDL = (
     "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key:string,value:binary>>, tags string, physicalOffset bigint"
 )
+log = logging.getLogger(__name__)
 _SHUFFLE = "spark.sql.shuffle.partitions"
 
 
@@ -99,6 +102,7 @@ class CompactSummary:
     bytes: int
     lost_messages: int
     published: int  # messages written to the topic of the destination
+    published_again: int  # of these, written again, because the topic had lost messages
     dropped_headers: int  # of these, and tags, which only the files have: they cannot be sent
     left_out: int  # messages that cannot be sent and are in the files only
     seconds: float
@@ -157,6 +161,7 @@ def compact_with(
                         has = "The commit is made, and the next run moves its files to their places"
                     raise StoreFullError(f"{full}. {has}") from full
                 published = published.plus(_publish(watch.start, opened, options, progress))
+            again = publish_again(watch.start, opened, options, progress)
             files = opened.files()
             state = opened.state
             return CompactSummary(
@@ -168,9 +173,10 @@ def compact_with(
                 files=len(files),
                 bytes=sum(files.values()),
                 lost_messages=sum(one.messages for one in found.lost),
-                published=published.rows,
-                dropped_headers=published.dropped,
-                left_out=published.left_out,
+                published=published.plus(again).rows,
+                published_again=again.rows,
+                dropped_headers=published.plus(again).dropped,
+                left_out=published.plus(again).left_out,
                 seconds=watch.seconds,
             )
 
@@ -314,6 +320,7 @@ def _rewrite(
             "dropped": sum(row.dropped for row in rows),
             "left_out": sum(row.left_out for row in rows),
         },
+        "to_begins": target.state.get("to_begins", {}),
         "keep_without_key": options.keep_without_key,
         "columns": list(COLUMNS),
         **positions_as_state(found.positions | ends, found.topics),
@@ -437,8 +444,67 @@ def publish(
             if isinstance(target, ObjectTarget):
                 target.check_counts()  # seconds after the commit, all of the same moment are there
             run_action(spark, "publish", writer.save, progress)
-    target.commit({**target.state, "changes": None}, [], removed=names)
+    removed = () if waiting.get("kept") else names
+    target.commit({**target.state, "changes": None}, [], removed=removed)
     return done
+
+
+def publish_again(
+    start: Start, target: Target | ObjectTarget, options: CompactOptions, progress: JobProgress
+) -> Published:
+    """Write all rows of the files to the topic if messages of it are gone; return what was written.
+
+    A commit fixes files and name of the write first, so that it is done once, as `publish` says.
+    """
+    state, destination = target.state, options.destination
+    if destination is None or not state["keys"] + state["without_key"]:
+        return Published()
+    ranges = _queues_of(destination)
+    if ranges is None or not has_lost(ranges, state.get("to_begins", {})):
+        return Published()
+    log.warning(
+        "messages of the topic %r are gone, by retention or with the topic: all are written again",
+        destination.topic,
+    )
+    changes = {
+        "write": f"hastore-compact-{target.run}-{target.number + 1}-all",
+        "files": sorted(target.files()),
+        "rows": state["keys"] + state["without_key"],
+        "kept": True,  # they are the files of the target
+    }
+    begins = {str(queue): span.end for queue, span in ranges.items()}
+    target.commit({**state, "changes": changes, "to_begins": begins}, [])
+    return _publish(start, target, options, progress)
+
+
+def has_lost(ranges: Mapping[int, OffsetRange], begins: Mapping[str, int]) -> bool:
+    """Return whether a topic with these queues lacks messages that were written to it.
+
+    `begins` are the ends of its queues when all rows were written to it; {} if it was new then.
+    """
+    if not ranges or not {int(queue) for queue in begins} <= ranges.keys():
+        return True
+    return any(span.start > begins.get(str(queue), 0) for queue, span in ranges.items())
+
+
+def _queues_of(destination: Destination) -> dict[int, OffsetRange] | None:
+    """Return the queues of a topic; None if the client has no right to know."""
+    topic = destination.topic
+    head = open_head(Where(servers=destination.servers, topics=(topic,)).parsed())
+    try:
+        found = {
+            key.partition: span
+            for key, span in head.available({topic}).items()
+            if key.topic == topic
+        }
+        if not found:
+            head.check_unlisted(topic)
+    except ForbiddenError as no_right:
+        log.warning("whether the topic %r still has all messages is unknown: %s", topic, no_right)
+        return None
+    finally:
+        head.close()
+    return found
 
 
 @contextlib.contextmanager

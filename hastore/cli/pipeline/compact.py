@@ -99,6 +99,11 @@ def _show(summary: "CompactSummary") -> None:
     )
     if summary.published:
         print_text(f"{summary.published:,} messages were written to the topic")
+    if summary.published_again:
+        print_text(
+            f"{summary.published_again:,} of these again: messages of the topic were gone, by "
+            "retention or with the topic"
+        )
     if summary.dropped_headers:
         print_text(
             f"{counted(summary.dropped_headers, 'header')} of them cannot be sent, and "

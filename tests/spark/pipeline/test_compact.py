@@ -9,14 +9,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hastore.client import Admin
 from hastore.errors import CorruptRecordError, PositionLostError, UsageError
 from hastore.pipeline import compact as compact_job
 from hastore.pipeline.committed import committed_dataset
-from hastore.pipeline.compact import CompactOptions, Destination, compact
+from hastore.pipeline.compact import (
+    CompactOptions,
+    Destination,
+    Published,
+    compact,
+    has_lost,
+    publish_again,
+)
 from hastore.pipeline.compact_files import FRESH, RowWriter
 from hastore.pipeline.object_target import ObjectTarget
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.target import Target, spark_path
 from hastore.pipeline.where import Where
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.read.stores import PathBackend
 from hastore.store.offline.reader import StoreReader
 from tests.pipeline.s3 import client, new_target, s3_server
@@ -55,6 +65,80 @@ def model(messages):
         else:
             last[fields["properties"][5:-1]] = fields["body"]
     return {key: body for key, body in last.items() if body}, sorted(others)
+
+
+@pytest.mark.parametrize(
+    ("queues", "begins", "lost"),
+    [
+        ({0: (0, 5), 1: (0, 0)}, {}, False),
+        ({0: (1, 5), 1: (0, 0)}, {}, True),  # retention
+        ({}, {}, True),  # deleted
+        ({0: (5, 9), 1: (7, 8)}, {"0": 5, "1": 7}, False),  # all was written again at 5 and 7
+        ({0: (5, 9), 1: (8, 8)}, {"0": 5, "1": 7}, True),
+        ({0: (5, 9)}, {"0": 5, "1": 7}, True),
+        ({0: (5, 9), 1: (7, 9), 2: (0, 3)}, {"0": 5, "1": 7}, False),  # a queue was added
+    ],
+)
+def test_whether_a_topic_has_lost_messages_is_seen_by_where_its_queues_begin(queues, begins, lost):
+    ranges = {queue: OffsetRange(*bounds) for queue, bounds in queues.items()}
+    assert has_lost(ranges, begins) is lost
+
+
+class FakeTarget:
+    """A target with two keys in two files, and its commits."""
+
+    path, run, number = "lake", "RUN", 3
+
+    def __init__(self):
+        self.state = {"topic": "t", "keys": 2, "without_key": 0, "changes": None}
+        self.removed = []
+
+    def files(self):
+        return {"topic=t/b.parquet": 1, "topic=t/a.parquet": 1}
+
+    def commit(self, state, files, removed=()):
+        assert not files
+        self.number, self.state = self.number + 1, json.loads(json.dumps(state))
+        self.removed += removed
+
+
+@pytest.mark.parametrize("queues", [{}, {0: (2, 9), 1: (0, 4)}])
+def test_a_topic_whose_messages_are_gone_gets_all_rows_again(monkeypatch, queues):
+    """By one write, which a killed run leaves to the next one under the same name."""
+    target, seen = FakeTarget(), []
+
+    class Head:
+        def available(self, topics):
+            assert topics == {"latest"}
+            return {TopicPartition("latest", n): OffsetRange(*at) for n, at in queues.items()}
+
+        def check_unlisted(self, topic):
+            pass
+
+        def close(self):
+            seen.append("closed")
+
+    def publish(start, target, destination, fitting, progress):
+        seen.append(dict(target.state["changes"]))
+        return Published(2)
+
+    monkeypatch.setattr(compact_job, "open_head", lambda options: Head())
+    monkeypatch.setattr(compact_job, "publish", publish)
+    options = CompactOptions(destination=Destination("latest", "tcp://127.0.0.1:9"))
+
+    def again():
+        return publish_again(None, target, options, JobProgress()).rows
+
+    assert again() == 2
+    files = ["topic=t/a.parquet", "topic=t/b.parquet"]
+    write = {"write": "hastore-compact-RUN-4-all", "files": files, "rows": 2, "kept": True}
+    assert seen == ["closed", write] and target.removed == []
+    assert target.state["to_begins"] == {str(queue): at[1] for queue, at in queues.items()}
+    if queues:
+        queues = {0: (9, 10), 1: (4, 5)}  # retention took the older ones, and no later one
+        assert again() == 0
+    target.state |= {"keys": 0}
+    assert again() == 0, "there is nothing to write"
 
 
 def test_a_null_value_deletes_its_key_as_an_empty_body_does():
@@ -193,6 +277,14 @@ def test_a_new_topic_gets_each_change_once_when_a_run_dies(
     if kind is Target:
         assert list((target / "_hastore" / "changes").rglob("*.parquet")) == []
     assert compact(spark, where, str(target)).published == 0  # to the topic of the first run
+    before = len(stored())
+    with Admin(group.bootstrap) as admin:
+        admin.delete_topic("compacted")
+    summary = compact(spark, where, str(target))
+    assert summary.published == summary.published_again == len(there[0])
+    again = stored()[before:]
+    assert len(again) == len(there[0]) and latest(again) == there[0]
+    assert (in_bucket(target) if kind is ObjectTarget else compacted(spark, target)) == there
     other = CompactOptions(destination=Destination("other", servers))
     with pytest.raises(UsageError, match="writes its changes to the topic 'compacted'"):
         compact(spark, where, str(target), other)
