@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import InheritableThread, SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.errors import PySparkException
@@ -30,7 +30,7 @@ import hastore.errors
 from hastore.errors import HastoreError, StoreFullError
 from hastore.pipeline.progress import JobProgress
 from hastore.spark.registering import register
-from hastore.spark.session import end_jvm, end_session, local_session
+from hastore.spark.session import END_SEEN_S, end_jvm, end_session, jvm_end, local_session
 from hastore.spark.worker import SIGNALS, handled, uninterrupted
 
 
@@ -45,7 +45,8 @@ def own_session(
     """
     children = _children()
     try:
-        spark = local_session(app_name, master=master, memory=memory, settings=settings)
+        with explained_end(app_name):
+            spark = local_session(app_name, master=master, memory=memory, settings=settings)
     except BaseException:
         with uninterrupted():
             end_jvm()
@@ -288,6 +289,9 @@ def explain(name: str, error: BaseException) -> BaseException:
         error, PySparkException | Py4JError | OSError
     ):
         return error
+    gone = _jvm_gone(name, error)
+    if gone is not None:
+        return gone
     text = str(error)
     own = _OWN_ERROR.search(text)
     if own is not None:
@@ -308,6 +312,34 @@ def explain(name: str, error: BaseException) -> BaseException:
         )
     first = text.strip().splitlines()[:1] or [type(error).__name__]
     return HastoreError(f"{name}: Spark failed: {(python or causes[-1:] or first)[0]}")
+
+
+@contextmanager
+def explained_end(name: str) -> Iterator[None]:
+    """Raise HastoreError instead of what any call to Spark's JVM fails with once it has ended."""
+    try:
+        yield
+    except (Py4JError, OSError) as error:
+        gone = _jvm_gone(name, error)
+        if gone is None:
+            raise
+        raise gone from error
+
+
+def _jvm_gone(name: str, error: BaseException) -> HastoreError | None:
+    """Return what to say if the error comes from the end of Spark's JVM."""
+    if isinstance(error, Py4JJavaError) or not isinstance(error, Py4JError | ConnectionError):
+        return None
+    code = jvm_end(END_SEEN_S)
+    if code is None:
+        return None
+    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    return HastoreError(
+        f"{name}: Spark's JVM ended ({how}). Most often the machine or the container was out of "
+        "memory, and the kernel killed it (see dmesg): run fewer tasks at a time (--master "
+        "local[1]), or add memory; if the JVM itself was out of memory, raise --memory. Then run "
+        "the same command again"
+    )
 
 
 def _restore(kind: str, text: str) -> HastoreError:

@@ -16,10 +16,12 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
@@ -45,6 +47,7 @@ exec {java} "$@"
 _TAIL_BYTES = 4_000
 _LOOPBACK = "127.0.0.1"
 _END_S = 30.0
+END_SEEN_S = 10.0  # a process that is killed closes its sockets before it ends
 
 
 def local_session(
@@ -92,9 +95,10 @@ def end_session(spark: SparkSession) -> None:
     """Stop a session and its JVM, and wait until the JVM and all its workers have ended.
 
     Raises HastoreError if the JVM does not end within 30 s. A later `local_session` in this process
-    starts another JVM.
+    starts another JVM. A JVM that has ended by itself, or was killed, needs no stop.
     """
-    spark.stop()
+    with _unless_ended():
+        spark.stop()
     end_jvm()
 
 
@@ -102,7 +106,9 @@ def end_jvm() -> None:
     """Stop this process's Spark context, if there is one, and its JVM; as `end_session`."""
     context = SparkContext._active_spark_context
     if context is not None:
-        context.stop()
+        with _unless_ended():
+            context.stop()
+        SparkContext._active_spark_context = None
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     if gateway is None:
         return
@@ -117,6 +123,31 @@ def end_jvm() -> None:
         raise HastoreError(
             f"Spark's JVM (process {jvm.pid}) did not end within {_END_S:g} s, and was killed"
         ) from late
+
+
+def jvm_end(wait_s: float = 0.0) -> int | None:
+    """Return the exit code of this process's JVM; that of a signal that ended it is negative.
+
+    None if there is none, if spark-submit has started it, or if it still runs after `wait_s`.
+    """
+    jvm = getattr(SparkContext._gateway, "proc", None)
+    if jvm is None:
+        return None
+    try:
+        code: int = jvm.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return None
+    return code
+
+
+@contextmanager
+def _unless_ended() -> Iterator[None]:
+    """Leave out what calls to the JVM fail with if it has ended; raise it otherwise."""
+    try:
+        yield
+    except (Py4JError, ConnectionError):
+        if jvm_end(END_SEEN_S) is None:
+            raise
 
 
 def _settings(memory: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from hastore.cli.pipeline import common
 from hastore.cli.pipeline import run as run_module
 from hastore.cli.pipeline.jobs_file import read_jobs
 from hastore.client.security import named_file
+from hastore.errors import HastoreError
 from tests.pipeline.audit.kit import copied, flip
 from tests.pipeline.test_export_commits import SPARK, run_here, values
 from tests.spark.stores import numbered, write_store
@@ -132,6 +133,36 @@ def test_with_keep_going_the_others_run_too(folder, run):
     code, said, _ = run(missing, EXPORT, {**missing, "topic": "t"}, options=["--keep-going"])
     assert code == 3 and [one["exit_code"] for one in said["jobs"]] == [3, 0, 3]
     assert said["error"].startswith("stats-1: ") and said["not_run"] == []
+
+
+def test_after_the_end_of_sparks_jvm_the_other_jobs_get_a_new_session(folder, run, monkeypatch):
+    place, started = folder
+    call, ends = run_module._Run._call, []
+
+    def killed(self, job, result):
+        code, error = call(self, job, result)
+        ends.append(-9)
+        return code, error
+
+    monkeypatch.setattr(run_module._Run, "_call", killed)
+    monkeypatch.setattr("hastore.spark.session.jvm_end", lambda: ends[0] if ends else None)
+    code, said, _ = run(EXPORT, {**EXPORT, "name": "again", "target": "lake/u"})
+    assert code == 0 and outcomes(said) == [("export-1", 0, False), ("again", 0, False)]
+    assert started == ["start", "end", "start", "end"]
+
+
+def test_a_spark_that_does_not_end_takes_no_summary(folder, run, monkeypatch):
+    class Session:
+        def __enter__(self):
+            return SPARK
+
+        def __exit__(self, *_):
+            raise HastoreError("Spark's JVM did not end within 30 s, and was killed")
+
+    monkeypatch.setattr(common, "_open", lambda *_: Session())
+    code, said, err = run(EXPORT)
+    assert code == said["exit_code"] == 1 and outcomes(said) == [("export-1", 0, False)]
+    assert "did not end" in said["error"] and "error: Spark's JVM did not end" in err
 
 
 def test_a_difference_is_the_exit_code_of_the_run(folder, run, monkeypatch):

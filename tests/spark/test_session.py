@@ -17,6 +17,22 @@ try:
 except HastoreError as error:
     print(error)
 """
+KILLED = """
+import os, signal
+from pyspark import SparkContext
+from hastore.errors import HastoreError
+from hastore.pipeline.progress import JobProgress
+from hastore.pipeline.running import explained_end, own_session, run_action
+for killed in (True, False):
+    try:
+        with own_session("run", master="local[1]", memory="512m", settings={}) as spark:
+            if killed:
+                os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+            with explained_end("count"):
+                print(run_action(spark, "count", lambda: spark.range(5).count(), JobProgress()))
+    except HastoreError as error:
+        print(error)
+"""
 
 
 def test_an_active_session_is_returned(spark):
@@ -51,3 +67,16 @@ def test_the_output_of_a_jvm_that_does_not_start_is_shown():
     assert "Spark does not start" in done.stdout
     assert "heap" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.slow("two JVMs start")
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_end_of_a_jvm_is_told_with_its_cause_and_another_session_can_be_made():
+    require_java()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=600, cwd=ROOT
+    )
+    told, counted = done.stdout.splitlines()
+    assert told.startswith("count: Spark's JVM ended (signal 9)."), done
+    assert counted == "5"

@@ -184,7 +184,7 @@ def run_job(
     Ctrl-C: 130.
     """
     check_spark()
-    from hastore.pipeline.running import SignalStop
+    from hastore.pipeline.running import SignalStop, explained_end
 
     check_submitted(session)
     meta = click.get_current_context().meta
@@ -204,7 +204,8 @@ def run_job(
                 stopped.listen()  # again: pyspark has set a handler of its own for SIGINT
                 return spark
 
-            summary = job(start, screen)
+            with explained_end(name):
+                summary = job(start, screen)
     except BaseException as error:
         number = stopped.number
         if number is None and isinstance(error, KeyboardInterrupt):

@@ -7,7 +7,6 @@ the other jobs are kept beside the file until the run has ended.
 
 import contextlib
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -172,6 +171,32 @@ def _digest(job: PlannedJob) -> str:
     return hashlib.sha256(json.dumps([job.job, *job.arguments]).encode()).hexdigest()
 
 
+class _Session:
+    """The session of all jobs, from the first one that needs it; a new one if its JVM has ended."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self._options = options
+        self._at_end = contextlib.ExitStack()
+        self._spark: Any = None
+
+    def __enter__(self) -> "_Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._at_end.close()
+
+    def get(self) -> Any:
+        """Start Spark, or return the session that is there."""
+        from hastore.spark.session import jvm_end
+
+        if self._spark is not None and jvm_end() is not None:
+            self._spark = None
+            self._at_end.close()
+        if self._spark is None:
+            self._spark = self._at_end.enter_context(common._open("run", self._options))
+        return self._spark
+
+
 class _Run:
     """One run: its jobs, and what came of them."""
 
@@ -192,10 +217,8 @@ class _Run:
         stop = SignalStop()
         try:
             with stop.raised(), contextlib.ExitStack() as at_end:
-                meta = click.get_current_context().meta
-                meta[SHARED] = functools.cache(
-                    lambda: at_end.enter_context(common._open("run", self._file.session))
-                )
+                session = at_end.enter_context(_Session(self._file.session))
+                click.get_current_context().meta[SHARED] = session.get
                 for number, job in enumerate(self._file.jobs, 1):
                     self._take(job, f"job {number} of {len(self._file.jobs)}: {job.name}")
                     if self._code >= 128 or (self._code and not self._keep_going):
@@ -205,6 +228,10 @@ class _Run:
             text = "stopped; run the same command again to continue"
             print_note(text)
             self._fail(number, ("Stopped", text))
+        except HastoreError as error:  # Spark does not end; the jobs are done
+            code, text = explain(error, name)
+            print_error(text)
+            self._fail(code, (type(error).__name__, text))
         if self._code == DONE or (self._keep_going and self._code < 128):
             self._kept.remove()
         self._print(name, round(time.monotonic() - began_s, 3))
