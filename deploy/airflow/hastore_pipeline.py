@@ -1,6 +1,7 @@
 """An example DAG for Airflow 3: run the jobs of a file with `hastore pipeline run` once an hour.
 
-Put this file into Airflow's folder of DAGs, and give the parameters `file` and `hastore`. hastore
+Put this file into Airflow's folder of DAGs, and give the parameters `file`, `state` and `hastore`.
+`state` is a file that Airflow's user can write, as it seldom can in the folder of `file`. hastore
 needs an environment of its own on the workers, so that Airflow and Spark need not agree on
 libraries. docs/pipeline-jobs.md, "Schedulers", has the exit codes and the summary.
 """
@@ -23,12 +24,18 @@ FOR_A_PERSON = (2, 4)
 class HastorePipelineOperator(BaseOperator):
     """Run the jobs of a file; its XCom is the summary, also that of a run that failed."""
 
-    template_fields = ("file", "hastore")
+    template_fields = ("file", "state", "hastore")
 
-    def __init__(self, *, file: str, hastore: str = "hastore", **kwargs: Any) -> None:
-        """Keep the path of the file of jobs, and that of the program `hastore`."""
+    def __init__(
+        self, *, file: str, state: str | None = None, hastore: str = "hastore", **kwargs: Any
+    ) -> None:
+        """Keep the paths of the file of jobs, of its state, and of the program `hastore`.
+
+        The state has the results of jobs until the run has ended, by default beside the file.
+        """
         super().__init__(**kwargs)
         self.file = file
+        self.state = state
         self.hastore = hastore
         self._process: subprocess.Popen[str] | None = None
 
@@ -38,6 +45,8 @@ class HastorePipelineOperator(BaseOperator):
         Raises AirflowException if it is worth to try again, else AirflowFailException.
         """
         command = [self.hastore, "pipeline", "run", self.file, "--json"]
+        if self.state:
+            command += ["--state", self.state]
         self.log.info("%s", " ".join(command))
         with tempfile.TemporaryFile("w+") as output:  # a pipe that nobody reads could fill up
             with subprocess.Popen(
@@ -74,7 +83,11 @@ with DAG(
     start_date=datetime.fromisoformat("2026-01-01T00:00:00+00:00"),
     catchup=False,  # a run takes all that is new, so a missed one need not be made up for
     max_active_runs=1,  # a second run of the same file is refused
-    params={"file": "/etc/hastore/jobs.yaml", "hastore": "/opt/hastore/bin/hastore"},
+    params={
+        "file": "/etc/hastore/jobs.yaml",
+        "state": "/var/lib/hastore/jobs.state",
+        "hastore": "/opt/hastore/bin/hastore",
+    },
     default_args={
         "retries": 3,
         "retry_delay": timedelta(minutes=2),
@@ -83,7 +96,10 @@ with DAG(
     },
 ) as dag:
     jobs = HastorePipelineOperator(
-        task_id="jobs", file="{{ params.file }}", hastore="{{ params.hastore }}"
+        task_id="jobs",
+        file="{{ params.file }}",
+        state="{{ params.state }}",
+        hastore="{{ params.hastore }}",
     )
 
     @task

@@ -59,6 +59,11 @@ def own_session(
             end_session(spark)
 
 
+def has_ended() -> bool:
+    """Whether this process had a JVM that has ended by itself, or was killed."""
+    return jvm_end() is not None
+
+
 @contextmanager
 def submitted_session(app_name: str) -> Iterator[SparkSession]:
     """Use the session that spark-submit configured; stop it at the end."""

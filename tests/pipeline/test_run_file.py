@@ -145,7 +145,7 @@ def test_after_the_end_of_sparks_jvm_the_other_jobs_get_a_new_session(folder, ru
         return code, error
 
     monkeypatch.setattr(run_module._Run, "_call", killed)
-    monkeypatch.setattr("hastore.spark.session.jvm_end", lambda: ends[0] if ends else None)
+    monkeypatch.setattr("hastore.pipeline.running.jvm_end", lambda: ends[0] if ends else None)
     code, said, _ = run(EXPORT, {**EXPORT, "name": "again", "target": "lake/u"})
     assert code == 0 and outcomes(said) == [("export-1", 0, False), ("again", 0, False)]
     assert started == ["start", "end", "start", "end"]
@@ -316,3 +316,28 @@ jobs:
     assert found.jobs[1].arguments == ("--path=store", "--since=2030-01-01T00:00:00+00:00")
     settings = (("spark.x", "1_000"), ("spark.y", "1.50"), ("spark.z", "true"))
     assert found.session == common.SessionOptions(None, "010", settings)
+
+
+def test_a_state_that_cannot_be_written_is_told_before_the_first_job(folder, run, monkeypatch):
+    place, started = folder
+    (place / "there").write_text("")
+    code, said, _ = run(EXPORT, STATS, options=["--state", place / "there" / "state"])
+    assert code == 2 and "cannot be written" in said["error"] and "--state" in said["error"]
+    assert started == [] and not (place / "lake").exists()
+    code, said, _ = run(EXPORT, options=["--state", place / "there" / "state"])
+    assert code == 0, "an export keeps its positions in its target"
+
+    def fail(path, content):
+        raise OSError(28, "No space left on device", path)
+
+    put = run_module._Kept.put
+
+    def full(self, job, result):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(run_module.REAL), "replace_bytes", lambda _, *given: fail(*given))
+            put(self, job, result)
+
+    monkeypatch.setattr(run_module._Kept, "put", full)
+    code, said, err = run(STATS, {**STATS, "name": "last"})
+    assert code == 0 and outcomes(said) == [("stats-1", 0, False), ("last", 0, False)]
+    assert "No space left" in said["jobs"][0]["not_kept"] and "its result is not kept" in err

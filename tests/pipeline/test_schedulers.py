@@ -186,7 +186,9 @@ def test_airflow_repeats_what_may_succeed(
         f"echo '{json.dumps(said)}'\nexit {code}\n"
     )
     program.chmod(0o755)
-    operator = dag["HastorePipelineOperator"](task_id="jobs", file="a.yaml", hastore=str(program))
+    operator = dag["HastorePipelineOperator"](
+        task_id="jobs", file="a.yaml", state="a.state", hastore=str(program)
+    )
     instance = Instance()
     with caplog.at_level(logging.INFO, "airflow.task"):
         if raised is None:
@@ -196,7 +198,8 @@ def test_airflow_repeats_what_may_succeed(
                 operator.execute({"ti": instance})
             assert caught.type is raised and instance.pushed == {"return_value": said}
     assert "progress" in caplog.text
-    assert problem_of("hastore " + (tmp_path / "words").read_text().strip()) is None
+    words = (tmp_path / "words").read_text().strip()
+    assert problem_of("hastore " + words) is None and "--state a.state" in words
 
 
 def test_a_task_that_airflow_ends_stops_its_jobs(
@@ -259,5 +262,5 @@ def test_the_dag_never_runs_the_jobs_twice_at_a_time(dag: dict[str, Any]) -> Non
     given = json.loads(shlex.split(AIRFLOW.text)[-1])
     assert set(given) <= set(settings["params"])
     jobs = dag["jobs"]
-    assert set(jobs.template_fields) == {"file", "hastore"}
+    assert set(jobs.template_fields) == {"file", "state", "hastore"}
     assert all(f"params.{name} " in getattr(jobs, name) for name in jobs.template_fields)

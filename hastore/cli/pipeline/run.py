@@ -129,7 +129,7 @@ class _Kept:
     """The results of the jobs that a run has done, in a file until the run has ended."""
 
     def __init__(self, path: str, restart: bool) -> None:
-        """Read the file. Raises UsageError if it is something else."""
+        """Read the file. Raises UsageError if it is something else, or cannot be read."""
         self._path = path
         self._results: dict[str, Result] = {}
         if restart or not os.path.exists(path):
@@ -141,7 +141,12 @@ class _Kept:
                 name: {"job": one["job"], "at_s": float(one["at_s"]), "result": dict(one["result"])}
                 for name, one in kept["hastore_pipeline_run"].items()
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
+        except OSError as failed:
+            raise UsageError(
+                f"{path} cannot be read ({failed.strerror}); give its user the right to read and "
+                "write it, or name another file with --state"
+            ) from failed
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
             raise UsageError(
                 f"{path} is not the state of an interrupted run; name another one with --state"
             ) from wrong
@@ -154,10 +159,25 @@ class _Kept:
         age_s = SYSTEM_CLOCK.wall_ms() / 1000 - found["at_s"]
         return dict(found["result"]) if 0 <= age_s < _KEPT_S else None
 
+    def check(self) -> None:
+        """Raise UsageError if the file cannot be written."""
+        try:
+            self._write()
+            if not self._results:
+                self.remove()
+        except OSError as failed:
+            raise UsageError(
+                f"{self._path} cannot be written ({failed.strerror}), and the results of jobs are "
+                "kept there until the run has ended: name a file that can be with --state"
+            ) from failed
+
     def put(self, job: PlannedJob, result: Result) -> None:
         """Keep the result of a job that is done, durably. Raises OSError."""
         at_s = SYSTEM_CLOCK.wall_ms() / 1000
         self._results[job.name] = {"job": _digest(job), "at_s": at_s, "result": result}
+        self._write()
+
+    def _write(self) -> None:
         text = json.dumps({"hastore_pipeline_run": self._results}) + "\n"
         REAL.replace_bytes(self._path, text.encode())
 
@@ -187,9 +207,9 @@ class _Session:
 
     def get(self) -> Any:
         """Start Spark, or return the session that is there."""
-        from hastore.spark.session import jvm_end
+        from hastore.pipeline.running import has_ended
 
-        if self._spark is not None and jvm_end() is not None:
+        if self._spark is not None and has_ended():
             self._spark = None
             self._at_end.close()
         if self._spark is None:
@@ -213,6 +233,8 @@ class _Run:
         """Run the jobs, print the summary, and return the exit code."""
         from hastore.pipeline.running import SignalStop
 
+        if any(job.job not in _INCREMENTAL for job in self._file.jobs):
+            self._kept.check()
         began_s = time.monotonic()
         stop = SignalStop()
         try:
@@ -233,7 +255,7 @@ class _Run:
             print_error(text)
             self._fail(code, (type(error).__name__, text))
         if self._code == DONE or (self._keep_going and self._code < 128):
-            self._kept.remove()
+            self._forget()
         self._print(name, round(time.monotonic() - began_s, 3))
         return self._code
 
@@ -254,7 +276,25 @@ class _Run:
         if code != DONE:
             self._fail(code, error and (error[0], f"{job.name}: {error[1]}"))
         elif job.job not in _INCREMENTAL:
+            self._keep(job, result)
+
+    def _keep(self, job: PlannedJob, result: Result) -> None:
+        """Keep the result of a job; if that fails, say so: the job is done, and others may be."""
+        try:
             self._kept.put(job, result)
+        except OSError as failed:
+            text = f"its result is not kept, so it runs again if this run does not end: {failed}"
+            result["not_kept"] = text
+            print_note(f"{job.name}: {text}")
+
+    def _forget(self) -> None:
+        try:
+            self._kept.remove()
+        except OSError as failed:
+            print_note(
+                f"the run has ended, but its results are still kept ({failed}): remove the file, "
+                "or give --restart; a run within 6 hours would take them over"
+            )
 
     def _call(self, job: PlannedJob, result: Result) -> tuple[int, tuple[str, str] | None]:
         """Run a job's command; return its exit code, and type and text of an error."""
