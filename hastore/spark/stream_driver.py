@@ -270,14 +270,17 @@ class StreamDriver:
         }
         while True:
             verdicts = self._ends.verify(ends)
+            if self._head.limit_offset() is None:
+                return verdicts
+            there = self._listed(ends)
             missing = [
                 key
                 for key, verdict in verdicts.items()
                 if verdict.standing is not Standing.LOST
                 and key in has_any
-                and self._end_of(key) < ends[key].next
+                and (key not in there or there[key].end < ends[key].next)
             ]
-            if not missing or self._head.limit_offset() is None:
+            if not missing:
                 return verdicts
             deleted = self._deleted(missing, ends)
             if deleted:
@@ -309,9 +312,14 @@ class StreamDriver:
         ended = self._head.ended(absent) if absent else {}
         return {key for key, end in ended.items() if end >= ends[key].next}
 
-    def _end_of(self, key: TopicPartition) -> int:
-        there = self._ends.ranges.get(key)
-        return 0 if there is None else there.end
+    def _listed(self, keys: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetRange]:
+        """Return the ranges of the queues that are there, also of those of a planned batch that the
+        options no longer select: a batch that is repeated has their messages.
+        """
+        selected = matching(self._strategy, dict.fromkeys(keys, OffsetRange(0, 0)))
+        others = {key.topic for key in keys if key not in selected}
+        found = self._head.available(others) if others else {}
+        return {**found, **self._ends.ranges}
 
     def _lose(self, what: str) -> None:
         if self._fails:

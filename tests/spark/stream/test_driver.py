@@ -564,6 +564,19 @@ def test_a_planned_batch_does_not_wait_for_a_queue_that_a_deletion_has_ended(log
     assert query.rows[0] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_planned_batch_has_what_the_options_no_longer_select(log, monkeypatch, fails):
+    monkeypatch.setattr(driver_module.time, "sleep", no_wait)
+    other = TopicPartition("u", 0)
+    log.put(other, 2)
+    query = Query(log, startingOffsets="earliest", failOnDataLoss=fails)
+    query.plan()
+    query.raw = {**query.raw, "subscribe": "t"}
+    del query.raw["subscribePattern"]
+    query.restart()
+    assert sorted(query.rows[0]) == list(range(10))
+
+
 def test_a_batch_that_waits_for_a_store_says_so(log, monkeypatch):
     query = Query(log, startingOffsets="earliest")
     query.plan()
