@@ -56,10 +56,12 @@ WARN_S = 30.0  # a call that waits so long says so in the log
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it has stopped
 RETRY_S = 0.1  # after a refusal, as of a node that cuts its log or stops
 _POLL_S = 0.01
+REPAIR_S = 5.0  # a node mends a damaged record within 0.1 s, if another one has it whole
 _NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
+_DAMAGED = CorruptRecordError.__name__
 # Refused again later too.
 _FINAL = frozenset(
-    {"CorruptRecordError", "UsageError", "InternalError", "FORBIDDEN", _NO_SUCH_QUEUE}
+    {_DAMAGED, "UsageError", "InternalError", "FORBIDDEN", _NO_SUCH_QUEUE}
 )
 TIME_S = 5.0  # a node ends a search by time after 3 s
 TIME_TRIES = 6  # of a search by time that a node cuts short
@@ -593,13 +595,22 @@ class ServerHead:
         return (self._node, info.epoch) if info.writable else None
 
     def _pull(self, key: TopicPartition, position: api.Position) -> api.Pulled:
-        """Ask for one message; its records are not looked at."""
-        return expect(api.Pulled, self._answer_to_pull(key, position))
+        """Ask for one message; its records are not looked at.
+
+        A node that finds a damaged record takes it from another one: it is asked again meanwhile.
+        """
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + REPAIR_S * 1_000.0
+        while True:
+            reply = self._answer_to_pull(key, position)
+            is_damaged = isinstance(reply, api.Failed) and reply.status == _DAMAGED
+            if not is_damaged or SYSTEM_CLOCK.monotonic_ms() >= until_ms:
+                return expect(api.Pulled, reply)
+            self._open().transport.sleep(RETRY_S)
 
     def _pull_known(self, key: TopicPartition, position: api.Position) -> api.Pulled | None:
         """Ask for a message that was read before; None if it is damaged by now."""
         reply = self._answer_to_pull(key, position)
-        if isinstance(reply, api.Failed) and reply.status == CorruptRecordError.__name__:
+        if isinstance(reply, api.Failed) and reply.status == _DAMAGED:
             return None
         return expect(api.Pulled, reply)
 

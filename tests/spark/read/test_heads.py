@@ -465,13 +465,17 @@ def test_a_node_that_refuses_for_a_while_is_asked_again(monkeypatch):
 
     with serving(node) as bootstrap:
         head = ServerHead(bootstrap)
+        refuse(CorruptRecordError("a record is damaged"), 3)  # the node mends it meanwhile
+        assert head.locate({T0: 5}, {T0: 0})[T0].next == 5
+        assert len(refused) == 3
+        monkeypatch.setattr(servers, "REPAIR_S", 0.05)
+        refuse(CorruptRecordError("a record is damaged"), 1_000)  # no node has it whole
+        with pytest.raises(ClientError, match="a record is damaged"):
+            head.locate({T0: 5}, {T0: 0})
+        assert 1 < len(refused) < 1_000
         refuse(StoreBrokenError("the log is being cut"), 3)
         assert head.locate({T0: 5}, {T0: 0})[T0].next == 5
         assert len(refused) == 3
-        refuse(CorruptRecordError("a record is damaged"), 2)
-        with pytest.raises(ClientError, match="a record is damaged"):
-            head.locate({T0: 5}, {T0: 0})
-        assert len(refused) == 1
         head._patience = Patience(0.2, 0.2)
         refuse(StoreBrokenError("the disk is gone"), 10**6)
         with pytest.raises(ClientError, match="the disk is gone"):
