@@ -34,6 +34,7 @@ REGISTER = take(PAGE, "import hastore.spark")
 SQL = take(PAGE, "CREATE TEMPORARY VIEW flights")
 STREAM = take(PAGE, "query = (")
 LAG = take(PAGE, "from hastore.spark import lag")
+RETRY = take(PAGE, "from pyspark.errors import StreamingQueryException")
 SINK = take(PAGE, "delays.selectExpr")
 SECURED = take("docs/security.md", "from hastore.spark import read_topic")
 SHOWN = ("127.0.0.1:10911", "127.0.0.1:10921")  # in the documents, of nodes 1 and 2
@@ -158,6 +159,8 @@ def test_reads_streams_and_the_sink(
         assert "flights" in capsys.readouterr().out
     finally:
         query.stop()
+    play(shell, RETRY, spark=spark)
+    assert spark.read.parquet(str(shell.folder / "lake" / "followed")).count() == FLIGHTS
     delays = spark.createDataFrame([("AA", 3.5)], "carrier STRING, delay DOUBLE")
     play(shell, SINK, delays=delays)
     told = shell.run("hastore consume delays")

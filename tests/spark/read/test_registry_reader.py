@@ -12,6 +12,7 @@ from hastore.spark.read.clusters import partition_of
 from tests.process.harness import Group
 from tests.registry.servers import Servers, registered
 from tests.spark.direct import rows
+from tests.spark.late import finish
 
 pytestmark = pytest.mark.full
 
@@ -36,12 +37,12 @@ def test_spark_reads_by_the_address_of_zookeeper(spark, tmp_path):
         stream = spark.readStream.format("hastore").options(
             **options, subscribe="t", startingOffsets="earliest"
         )
-        query = (
+        writer = (
             stream.load().writeStream.format("memory").queryName("by_zookeeper")
             .trigger(availableNow=True)
-            .option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
         )  # fmt: skip
-        assert query.awaitTermination(120)
+        finish(writer.start, 120)
         assert spark.table("by_zookeeper").count() == 500
 
 
@@ -93,24 +94,23 @@ def test_spark_reads_all_groups_of_a_cluster(spark, tmp_path, monkeypatch):
         assert len(some) == 393
         assert min(row["offset"] for row in some if row["partition"] == low) == 7
 
-        def stream(name):
+        def stream():
             reader = spark.readStream.format("hastore").options(
                 **options, subscribe="t", startingOffsets="earliest"
             )
-            query = (
+            writer = (
                 reader.load().writeStream.format("parquet").trigger(availableNow=True)
                 .option("checkpointLocation", str(tmp_path / "checkpoint"))
-                .start(str(tmp_path / "out"))
             )  # fmt: skip
-            assert query.awaitTermination(180), name
+            finish(lambda: writer.start(str(tmp_path / "out")), 180)
             table = spark.read.parquet(str(tmp_path / "out")).select("value").collect()
             return sorted(int(row.value) for row in table)
 
-        assert stream("first") == list(range(400))
+        assert stream() == list(range(400))
         fill(groups, 400, 100)
         groups[0][1].kill()
         groups[0][1].start()
-        assert stream("second") == list(range(500)), "each message once, from the checkpoint"
+        assert stream() == list(range(500)), "each message once, from the checkpoint"
 
         monkeypatch.setattr(clusters, "NUMBERS", 1)
         with pytest.raises(UsageError, match="have one number, and cannot be read together"):

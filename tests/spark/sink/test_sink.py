@@ -15,6 +15,7 @@ from pyspark.sql.types import (
 )
 
 from tests.process.harness import Group
+from tests.spark.late import finish
 
 HEADERS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -222,7 +223,7 @@ def test_a_topic_is_copied_once_by_a_stream_that_repeats_batches(spark, pair, tm
             "startingOffsets": "earliest", "includeHeaders": "true", "includeMetadata": "true",
             "maxOffsetsPerTrigger": "3000",
         }).load()  # fmt: skip
-        start(source, pair, tmp_path / "copy", topic="copy").awaitTermination()
+        finish(lambda: start(source, pair, tmp_path / "copy", topic="copy"), 600)
 
     copy()
     commits = [name for name in (tmp_path / "copy" / "commits").iterdir() if name.name.isdigit()]

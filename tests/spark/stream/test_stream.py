@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from hastore.spark import QueueLag, lag
 from tests.api_fakes import FakeBackend
 from tests.server.api.test_filtered_pulls import TOPIC, Node
+from tests.spark.late import finish, is_late_process
 from tests.spark.read.test_heads import cut
 from tests.spark.read.test_server_reader import fill, serving
 from tests.spark.stores import GOLDEN, numbered, write_store
@@ -24,16 +25,17 @@ def stream(spark, schema=None, **options):
 
 
 def run_to_end(frame, folder, **how):
-    """Run a query until there is nothing new; return it. Rows go to Parquet files."""
-    query = (
+    """Run a query until there is nothing new; return it. Rows go to Parquet files.
+
+    Where it starts must be explicit: see `finish`.
+    """
+    writer = (
         frame.writeStream.format("parquet")
         .option("checkpointLocation", f"{folder}/checkpoint")
         .option("path", f"{folder}/rows")
         .trigger(**how or {"availableNow": True})
-        .start()
     )
-    assert query.awaitTermination(WAIT_S)
-    return query
+    return finish(writer.start, WAIT_S)
 
 
 def offsets(spark, folder):
@@ -119,14 +121,18 @@ def test_a_query_over_nodes_follows_them_and_reports_a_cut(spark, tmp_path):
             subscribePattern="[a-z]+",
             **{"hastore.bootstrap.servers": ",".join(bootstrap)},
         )
-        query = (
+        writer = (
             frame.selectExpr("CAST(value AS STRING) value")
             .writeStream.foreachBatch(keep)
             .option("checkpointLocation", str(tmp_path))
-            .start()
         )
+        query = writer.start()
         try:
-            wait_for(lambda: rows)
+            while not rows:
+                if not query.isActive and is_late_process(query.exception()):
+                    query = writer.start()  # nothing has come meanwhile
+                assert query.isActive, query.exception()
+                time.sleep(0.01)
             assert rows == [(0, [])]  # it begins at the end: the empty batch keeps the start
             fill(node.store, 4)
             wait_for(lambda: sum(len(each) for _, each in rows) == 4)
