@@ -7,7 +7,9 @@ broker (docs/migrate-from-rocketmq.md).
 Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalMessageBridge.
 
     SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   a delayed message; on delivery the broker writes it
-                                               to REAL_TOPIC with the same UNIQ_KEY
+                                               to REAL_TOPIC with the same UNIQ_KEY. One in the
+                                               second topic with TIMER_DEL_UNIQKEY recalls another
+                                               that is due at the same time, and is never delivered
     RMQ_SYS_TRANS_HALF_TOPIC                   a prepared message; on commit the broker writes it
                                                to REAL_TOPIC with the same UNIQ_KEY and PGROUP
     RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists queue offsets in
@@ -96,6 +98,7 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
     found: dict[_Name, Pending] = {}  # but what waits for a delay level
     waiting: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
+    recalled: set[tuple[str, str, int | None]] = set()  # topic, key and time of timer messages
     pops, checkpoints = Pops(), dict[_Name, Popped]()
     for record in records:
         if _is_of_pops(record):
@@ -110,8 +113,13 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
                 checkpoints.pop(name, None)
         elif record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             name = _name(Owed.DELAYED, record)
-            kept = waiting if record.topic == SCHEDULE_TOPIC else found
-            kept[name] = _pending(name, record, _due_ms(record))
+            recalls = _text(record, b"TIMER_DEL_UNIQKEY")
+            if record.topic == SCHEDULE_TOPIC:
+                waiting[name] = _pending(name, record, _due_ms(record))
+            elif recalls:
+                recalled.add((*_recalled(name, recalls), _due_ms(record)))
+            else:
+                found[name] = _pending(name, record, _due_ms(record))
         elif record.topic == HALF_TOPIC:
             name = _name(Owed.HALF, record)
             found[name] = _pending(name, record, None)
@@ -132,8 +140,19 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
                 waiting.pop(name, None)
     for name, checkpoint in checkpoints.items():
         found[name] = _popped(found[name], checkpoint)
-    owed = (one for one in found.values() if one.kind is not Owed.POPPED or one.popped)
+    owed = (
+        one
+        for one in found.values()
+        if (one.popped or one.kind is not Owed.POPPED)
+        and (one.topic, one.key, one.due_ms) not in recalled
+    )
     return sorted((*owed, *waiting.values()), key=lambda one: one.offset)
+
+
+def _recalled(name: _Name, recalls: str) -> tuple[str, str]:
+    """Return topic and UNIQ_KEY of what a recall names: `TOPIC+KEY`, before RocketMQ 5.3 `KEY`."""
+    topic, plus, key = recalls.partition("+")
+    return (topic, key) if plus else (name[1], recalls)
 
 
 def _is_of_pops(record: Record) -> bool:

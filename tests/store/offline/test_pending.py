@@ -44,6 +44,27 @@ def test_delayed_messages_are_pending_until_they_are_delivered() -> None:
     assert [one.key for one in pending_of([*delayed, *delivered])] == ["a", "c", "d"]
 
 
+def test_a_recalled_timer_message_is_not_pending_and_nor_is_its_recall() -> None:
+    """As RocketMQ 5.3.3 writes them; who sent again what the list had sent what was taken back."""
+
+    def waits(offset: int, key: str, due: int, recalls: str = "") -> Record:
+        about = {"TIMER_DEL_UNIQKEY": recalls} if recalls else {}
+        return record(
+            TIMER_TOPIC, offset, REAL_TOPIC="T", UNIQ_KEY=key, TIMER_OUT_MS=STORED_MS + due, **about
+        )
+
+    messages = [waits(0, "a", 5), waits(100, "b", 5), waits(200, "c", 5)]
+    recall = waits(300, "b", 5, "T+b")
+    assert [one.key for one in pending_of([*messages, recall])] == ["a", "c"]
+    rolled = waits(400, "b", 5)  # a long delay's message is written again, in any order
+    assert [one.key for one in pending_of([*messages, recall, rolled])] == ["a", "c"]
+    earlier = waits(300, "b", 5, "b")  # RocketMQ before 5.3 names no topic
+    assert [one.key for one in pending_of([*messages, earlier])] == ["a", "c"]
+    # The broker looks only among what is due at the same time, and in the same topic.
+    others = [waits(300, "b", 6, "T+b"), waits(400, "b", 5, "Other+b")]
+    assert [one.key for one in pending_of([*messages, *others])] == ["a", "b", "c"]
+
+
 def pop_record(
     offset: int, tag: str, content: dict[str, object], topic: str = TIMER_TOPIC
 ) -> Record:
