@@ -60,6 +60,8 @@ _VALUE_END = VALUE_END.encode()
 _PLACE = header_struct("queue_id", "physical_offset")
 _MARK_ROOM = len(_MARK) + 2 + 2 + 1 + 18
 TIMERS = frozenset({"TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"})
+# Names the light queues (RocketMQ's LMQ) in which a message is to be, beside its own queue.
+LIGHT_QUEUES = "INNER_MULTI_DISPATCH"
 _NUMBER = (PID.decode(), SEQ.decode())  # of a producer of hastore's
 OWN_PROPERTIES = (*_NUMBER, MARK)  # of the record itself, not of the message in it
 DELAY_BYTES = b"DELAY\x01"  # a record without these bytes is not delayed

@@ -29,7 +29,7 @@ from hastore.protocol.remoting import (
     encode_answer,
 )
 from hastore.record.codec import Host
-from hastore.record.delays import DELAY_BYTES, MARK, MARK_BYTES, TIMERS
+from hastore.record.delays import DELAY_BYTES, LIGHT_QUEUES, MARK, MARK_BYTES, TIMERS
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
@@ -55,7 +55,8 @@ _LAYOUTS_MAX = 512
 _NAMES_MAX = 32  # of a layout that is remembered
 _NAMES_CHARS = 512  # the same: all of them take some 2 MiB at most
 # What a message means that has one of these, or how the node must change it, sends.py says.
-_SPECIAL = TIMERS | {"DELAY", "TRAN_MSG", "MSG_REGION", "TRACE_ON", "CLUSTER", ""}
+_SPECIAL = TIMERS | {"DELAY", LIGHT_QUEUES, "TRAN_MSG", "MSG_REGION", "TRACE_ON", "CLUSTER", ""}
+_LIGHT_BYTES = LIGHT_QUEUES.encode()
 _encode_json = msgspec.json.Encoder().encode
 _ADDED = _encode_json({"MSG_REGION": REGION, "TRACE_ON": "true"})[1:-1]
 
@@ -138,8 +139,13 @@ def _middle(alike: Alike) -> bytes:
 
 
 def _is_unusual(properties: bytes) -> bool:
-    """Whether properties may have what the store reads: a producer, a delivery's mark, a delay."""
-    return PID_MARK in properties or MARK_BYTES in properties or DELAY_BYTES in properties
+    """Whether properties may have what the store reads, or what is refused: sends.py decides."""
+    return (
+        PID_MARK in properties
+        or MARK_BYTES in properties
+        or DELAY_BYTES in properties
+        or _LIGHT_BYTES in properties
+    )
 
 
 def _has_unusual(owns: Sequence[bytes], shared: bytes) -> bool:

@@ -43,6 +43,7 @@ from hastore.record.codec import Host
 from hastore.record.delays import (
     DELAY_BYTES,
     DELAYS_MS,
+    LIGHT_QUEUES,
     MARK_BYTES,
     OWN_PROPERTIES,
     SCHEDULE_TOPIC,
@@ -119,6 +120,7 @@ _REFUSED = {
 }
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"  # how the reason of a put begins that waited for its whole time
 _RECORD_BYTES = 256  # of a record, at most, beside its body and its properties
+_LIGHT_BYTES = LIGHT_QUEUES.encode()
 _OWN_NAMES = frozenset(name.encode() for name in OWN_PROPERTIES)
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
@@ -238,6 +240,8 @@ class Sends:
         properties["CLUSTER"] = self._cluster
         _delay_of(properties)  # raises RemotingRefusal if it is no number
         own_topic = topic  # the message's; its record may wait in another one
+        if not topic.startswith((RETRY, DLQ)):  # RocketMQ, too, passes over it there
+            _refuse_light_queues(properties)
         if is_prepared(topic, properties, reconsume_times):
             topic, stored_queue, raw = self._prepared(topic, queue_id, properties)
             sys_flag &= ~FLAG_ROLLBACK  # both bits
@@ -325,6 +329,7 @@ class Sends:
         common["TRACE_ON"] = "true"
         common["CLUSTER"] = self._cluster
         self._refuse_others(common, sys_flag)
+        _refuse_light_queues(common)
         if common.get("TRAN_MSG", "").lower() == "true":
             raise _illegal("a batch belongs to no transaction: send its messages one by one")
         if _delay_of(common):
@@ -665,6 +670,8 @@ def encode_batch_of(
             own = without_properties(own, _OWN_NAMES)
         if DELAY_BYTES in own and _delay_of(read_properties(own.decode("utf-8", "replace"))):
             raise _illegal("a message of a batch cannot be delayed: send it by itself")
+        if _LIGHT_BYTES in own:
+            _refuse_light_queues(read_properties(own.decode("utf-8", "replace")))
         raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared
         _check_properties(raw)  # each one, so that a batch is not stored in part
         record = encode_message(
@@ -693,6 +700,14 @@ def _repeats_keys(common: Mapping[str, str], body: bytes) -> bool:
 def born_host(address: tuple[str, int]) -> Host:
     """Return the host of a client's address."""
     return Host(ip_address(address[0].partition("%")[0]).packed, address[1])
+
+
+def _refuse_light_queues(properties: Mapping[str, str]) -> None:
+    """Refuse a message for light queues: stored like another, it would be in none of them."""
+    if LIGHT_QUEUES in properties:
+        raise _illegal(
+            f"light queues (LMQ) are not supported: send the message without {LIGHT_QUEUES}"
+        )
 
 
 def _delay_of(properties: Mapping[str, str]) -> int:

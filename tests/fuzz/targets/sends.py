@@ -39,6 +39,7 @@ TOKENS = (
     *(b"UNIQ_KEY\\u0001A\\u0002", b"WAIT\\u0001false\\u0002", b"DELAY\\u00013\\u0002", b'"b":"T"'),
     *(b"TRAN_MSG\\u0001true\\u0002", b"HS_PID\\u0001p\\u0002HS_SEQ\\u00011\\u0002", b'"j":"1"'),
     *(b"KEYS\\u0001a b\\u0002", b"TIMER_DELAY_MS\\u00015\\u0002", b"%RETRY%g", b'"m":"true"'),
+    b"INNER_MULTI_DISPATCH\\u0001%LMQ%a\\u0002",
 )
 SHAPES = {"T": Shape(4, 4, 6), "R": Shape(2, 2, 4), "E": Shape(0, 0, 6), "%RETRY%g": Shape(1, 1, 6)}
 BORN = ("127.0.0.1", 50_123)

@@ -528,6 +528,7 @@ def test_refusals_never_mean_stored(backend: FakeBackend, client: RemotingClient
         ({"i": "TRAN_MSG\x01true\x02"}, Answer.MESSAGE_ILLEGAL, "without PGROUP"),
         ({"i": "TIMER_DELAY_SEC\x015\x02"}, Answer.MESSAGE_ILLEGAL, "timer messages"),
         ({"i": "TIMER_DELAY_MS\x015\x02"}, Answer.MESSAGE_ILLEGAL, "timer messages"),
+        ({"i": "INNER_MULTI_DISPATCH\x01%LMQ%a\x02"}, Answer.MESSAGE_ILLEGAL, "light queues"),
         ({"i": "DELAY\x01soon\x02"}, Answer.MESSAGE_ILLEGAL, "DELAY='soon'"),
         ({"i": "DELAY\x011\x02x\x01" + "y" * 32_620 + "\x02"}, Answer.MESSAGE_ILLEGAL, "delayed"),
         ({"i": "x\x01" + "y" * 40_000 + "\x02"}, Answer.MESSAGE_ILLEGAL, "at most 32767"),
@@ -562,6 +563,26 @@ def test_a_delayed_message_waits_in_the_topic_of_its_level(
     assert [other.topic for other in others] == ["T", "T"]
     batched = client.ask(SEND_BATCH, fields(m="true", i="DELAY\x011\x02"), batch(1))
     assert batched.code == Answer.MESSAGE_ILLEGAL and "batch" in str(batched.remark)
+
+
+def test_what_is_for_light_queues_is_refused_in_a_batch_and_a_transaction_but_not_in_a_retry(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    """It was stored in its own queue alone, and the producer was told that it is stored."""
+    light = f"INNER_MULTI_DISPATCH\x01%LMQ%a\x02UNIQ_KEY\x01{UNIQUE}\x02"
+    half = client.ask(SEND, fields(i=light + "TRAN_MSG\x01true\x02PGROUP\x01p\x02"))
+    delayed = client.ask(SEND, fields(i=light + "DELAY\x013\x02"))
+    common = client.ask(SEND_BATCH, fields(m="true", i=light), batch(2))
+    own = encode_batch([BatchMessage(0, b"b", one) for one in (b"a\x01b\x02", light.encode())])
+    answers = [half, delayed, common, client.ask(SEND_BATCH, fields(m="true"), own)]
+    assert [one.code for one in answers] == [Answer.MESSAGE_ILLEGAL] * 4
+    assert all("light queues" in str(one.remark) for one in answers)
+    assert records(backend) == []
+    assert client.ask(SEND, fields(i="x" + light)).code == 0
+    alike = BatchMessage(0, b"b", b"xINNER_MULTI_DISPATCH\x01c\x02")
+    assert client.ask(SEND_BATCH, fields(m="true"), encode_batch([alike])).code == 0
+    # A consumer that got one from RocketMQ's log, and fails, must be able to try it again.
+    assert client.ask(SEND, fields(b="%RETRY%g", e="0", i=light)).code == 0
 
 
 def test_the_mark_of_a_delivery_is_left_out(backend: FakeBackend, client: RemotingClient) -> None:
