@@ -55,6 +55,10 @@ class NodeProcess(Protocol):
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
         ...
 
+    def own_notes(self) -> list[str]:
+        """Return what is worth knowing of this node, and alarms nobody."""
+        ...
+
     def scrub_status(self) -> dict[str, Any]:
         """Return how far the log was scrubbed, what was found, and what was repaired."""
         ...
@@ -273,7 +277,7 @@ class BaseBackend:
             "unclean": unclean,
             "reason": reason,
             "problems": self.problems(),
-            "notes": store.cuts.notes(),
+            "notes": [*store.cuts.notes(), *self._node.own_notes()],
             "cluster": config.cluster,
             "group": config.group,
             "config": self._node.config_path,

@@ -430,6 +430,10 @@ class BaseNode:
         """Return how far the log was scrubbed, what was found, and what was repaired."""
         return self.scrub.status()
 
+    def own_notes(self) -> list[str]:
+        """Return what is worth knowing of this node, and alarms nobody."""
+        return []
+
     def own_problems(self) -> list[str]:
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
         found = []

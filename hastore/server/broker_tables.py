@@ -214,6 +214,21 @@ def read_log_range(raw: bytes) -> LogRange:
         raise CorruptRecordError(f"no runtime info of RocketMQ: {why!r:.200}") from why
 
 
+def read_settings(raw: bytes) -> dict[str, str]:
+    """Return a broker's settings by name, as the answer to 26 says; raises CorruptRecordError.
+
+    A broker writes each as NAME=VALUE on a line of its own, and escapes nothing.
+    """
+    try:
+        pairs = [line.partition("=") for line in raw.decode().splitlines()]
+    except UnicodeDecodeError as why:
+        raise CorruptRecordError(f"no settings of RocketMQ: {why}") from why
+    found = {name.strip(): value.strip() for name, is_set, value in pairs if is_set}
+    if not found.get("brokerName"):
+        raise CorruptRecordError("no settings of RocketMQ: no brokerName")
+    return found
+
+
 def merged(table: Table, known: bytes, news: bytes) -> bytes:
     """Return a table of offsets with what is new in `news`, and all else as it was.
 

@@ -14,6 +14,9 @@ whose log has an epoch of its own group writes them no more: the broker is not i
 It also asks where the broker's log begins and ends (28): the HA link does not say how much a slave
 lacks, nor that the broker has removed the place where a slave's log ends, and sends nothing more.
 
+And it asks for the broker's settings (26), of which some must be the group's, too: what does not
+move with them `notes` says, and the log once.
+
 The question is repeated every EVERY_S while the HA link is up. A broker that cannot be asked is
 said once, and again when the reason changes.
 """
@@ -45,6 +48,7 @@ from hastore.server.broker_tables import (
     read_groups,
     read_log_range,
     read_positions,
+    read_settings,
     read_topics,
     without_deleted,
 )
@@ -77,6 +81,7 @@ class BrokerTables(Service):
         credentials: Callable[[], Credentials | None],
         clock: Clock,
         *,
+        group: str,
         follows: Callable[[], bool],
         own_log: Callable[[], LogRange | None],
         on_failure: OnFailure,
@@ -84,7 +89,7 @@ class BrokerTables(Service):
     ) -> None:
         """Prepare; `follows()`: whether the broker is this node's master now.
 
-        `own_log()` is None once the log has an epoch of its own group.
+        `group` is the name of this node's group. `own_log()` is None once the log has an epoch of its own group.
         `credentials()` may raise ConfigError.
         """
         super().__init__("BrokerTables", on_failure=on_failure)
@@ -93,12 +98,14 @@ class BrokerTables(Service):
         self._address = address
         self._credentials = credentials
         self._clock = clock
+        self._group = group
         self._follows = follows
         self._own_log = own_log
         self._log: LogRange | None = None  # of the broker, as it said last
         self._every_s = every_s
         self._last: dict[Table, bytes] = {}  # the answers that the files have
         self._left_out: dict[Table, str] = {}
+        self._of_settings: list[str] = []  # what the broker's settings mean for a migration
         self.problem: str | None = None
         self.taken_ms: int | None = None  # wall time of the last time that all was known
 
@@ -121,6 +128,7 @@ class BrokerTables(Service):
                     except HastoreError as failure:  # of this table; the others may be fine
                         problem = problem or f"{table.file}: {failure}"
                 self._ask_log(client)
+                self._ask_settings(client)
         except ConnectionError as failure:
             refused = isinstance(failure, ConnectionRefusedError)
             # By a reset or by its end: that depends on the moment, and must be said once.
@@ -141,6 +149,10 @@ class BrokerTables(Service):
         if self.problem is not None and follows:
             found.append(self._text(self.problem))
         return found
+
+    def notes(self) -> list[str]:
+        """Return what an operator should know before the promotion, and what alarms nobody."""
+        return [] if self._own_log() is None else self._of_settings
 
     def lag(self) -> int | None:
         """Return how many bytes the broker's log had beyond this one when it was asked last."""
@@ -171,6 +183,27 @@ class BrokerTables(Service):
             self._log = read_log_range(client.ask(Code.GET_BROKER_RUNTIME_INFO))
         except (HastoreError, OSError) as failure:
             log.debug("the broker %s does not say where its log is: %s", self._address, failure)
+
+    def _ask_settings(self, client: BrokerClient) -> None:
+        """Ask for the broker's settings; what is no answer changes nothing."""
+        try:
+            settings = read_settings(client.ask(Code.GET_BROKER_CONFIG))
+        except (HastoreError, OSError) as failure:
+            log.debug("the broker %s does not say its settings: %s", self._address, failure)
+            return
+        name, notes = settings["brokerName"], []
+        if name != self._group:
+            notes.append(
+                f"the RocketMQ broker {self._address} has the brokerName {name:.80}, and this group"
+                f" is {self._group}: consumers that keep their own positions (broadcasting,"
+                " LocalFileOffsetStore) keep them by that name, and would begin at the end of each"
+                " queue after the switch, and miss messages. If there are any, set `group:` to the"
+                " broker's name on all nodes before the promotion"
+            )
+        for text in notes:
+            if text not in self._of_settings:
+                log.warning("before the migration: %s", text)
+        self._of_settings = notes
 
     def _text(self, problem: str) -> str:
         return (

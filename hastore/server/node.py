@@ -138,7 +138,7 @@ class Node(BaseNode):
         made = BrokerTables(
             fs, config.store.root, broker_address(ha.classic_master, ha.classic_broker),
             lambda: None if key_file is None else read_credentials(key_file), clock,
-            follows=lambda: self.backend.classic_master() is not None,
+            group=config.group, follows=lambda: self.backend.classic_master() is not None,
             own_log=self._copied_log, on_failure=self._on_failure,
         )  # fmt: skip
         self.backend.classic_lag = made.lag
@@ -156,6 +156,10 @@ class Node(BaseNode):
         taken = [] if self.take_over.problem is None else [self.take_over.problem]
         told = [] if self.notes is None or self.notes.problem is None else [self.notes.problem]
         return [*super().own_problems(), *asked, *taken, *told]
+
+    def own_notes(self) -> list[str]:
+        """Return what is worth knowing of the RocketMQ broker that this node follows."""
+        return [] if self.broker_tables is None else self.broker_tables.notes()
 
     def _role_changed(self, action: str, outcome: str, reason: str) -> None:
         if outcome == "asked":

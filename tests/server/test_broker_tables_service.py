@@ -74,6 +74,7 @@ class Broker:
         self.asked: list[Frame] = []
         self.give(GOOD)
         self.has_log(0, 5000)
+        self.has_settings("brokerName=g0")
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -85,6 +86,11 @@ class Broker:
         table = {"commitLogMinOffset": first, "commitLogMaxOffset": end, "brokerVersion": "1"}
         raw = json.dumps({"table": table}).encode()
         self.replies[Code.GET_BROKER_RUNTIME_INFO] = body(raw)
+
+    def has_settings(self, *lines: str) -> None:
+        """As RocketMQ 5.3.3 and 4.9 write them."""
+        raw = "".join(f"{line}\n" for line in ("brokerId=0", *lines, "storePathRootDir=/a=b"))
+        self.replies[Code.GET_BROKER_CONFIG] = body(raw.encode())
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -116,7 +122,7 @@ class Slave:
         self.service = BrokerTables(
             REAL, str(root), broker.address,
             lambda: None if key is None else read_credentials(str(key)), SYSTEM_CLOCK,
-            follows=lambda: self.follows, own_log=lambda: self.log, on_failure=raise_failure,
+            group="g0", follows=lambda: self.follows, own_log=lambda: self.log, on_failure=raise_failure,
         )  # fmt: skip
 
     def file(self, table: Table) -> bytes:
@@ -140,7 +146,7 @@ def test_all_tables_are_kept(slave: Slave, broker: Broker) -> None:
     slave.service.turn()
     assert slave.service.problem is None and slave.service.taken_ms is not None
     assert {table: slave.file(table) for table in TABLES} == GOOD
-    assert [frame.code for frame in broker.asked] == [21, 43, 45, 201, 28]
+    assert [frame.code for frame in broker.asked] == [21, 43, 45, 201, 28, 26]
     assert read_offsets(REAL, str(slave.root)) == {1: 7, 2: 0}
 
 
@@ -294,7 +300,7 @@ def test_requests_are_signed(tmp_path: Path, broker: Broker) -> None:
     key.chmod(0o600)
     slave = Slave(tmp_path, broker, key)
     slave.service.turn()
-    assert len(broker.asked) == 5
+    assert len(broker.asked) == 6
     for asked in broker.asked:
         fields = asked.fields
         assert fields[ACCESS_KEY] == "rocketmq2"
@@ -350,6 +356,37 @@ def test_a_place_that_no_log_has(slave: Slave, broker: Broker, first: object) ->
     broker.has_log(first, 7000)
     slave.service.turn()
     assert slave.service.lag() is None
+
+
+def test_a_broker_with_another_name_than_the_group(
+    slave: Slave, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broadcasting consumers keep positions by that name: they skipped what they had not read."""
+    slave.service.turn()
+    assert slave.service.notes() == [] and not caplog.records
+    broker.has_settings("brokerName=broker-a")
+    slave.service.turn()
+    slave.service.turn()
+    (note,) = slave.service.notes()
+    assert "brokerName broker-a, and this group is g0" in note and "broadcasting" in note
+    assert [one.getMessage() for one in caplog.records] == [f"before the migration: {note}"]
+    assert not slave.service.problems()
+    slave.follows = False  # the broker was stopped: it is not too late
+    assert slave.service.notes() == [note]
+    slave.log = None  # this node was promoted
+    assert slave.service.notes() == []
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_broker_that_does_not_say_its_settings(
+    slave: Slave, broker: Broker, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.has_settings("brokerName=broker-a")
+    slave.service.turn()
+    monkeypatch.setattr(broker_client, "TIMEOUT_MS", 100.0 if how == "silence" else 60_000.0)
+    broker.replies[Code.GET_BROKER_CONFIG] = BAD[how]
+    slave.service.turn()
+    assert len(slave.service.notes()) == 1 and slave.service.problem is None
 
 
 @pytest.mark.parametrize(

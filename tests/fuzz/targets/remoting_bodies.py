@@ -26,6 +26,7 @@ REACHES = (
     broker_tables.read_positions,
     broker_tables.read_groups,
     broker_tables.read_delays,
+    broker_tables.read_settings,
     decode_route,
     decode_topic_list,
     group_requests._member_of,
@@ -93,6 +94,8 @@ def seeds() -> list[bytes]:
         b'm{"messageQueueTable":{{"topic":"T"}:5}}',
         b'm{"messageQueueTable":{{',
         b"s" + b'{"groupName":"g","retryMaxTimes":3}',
+        b"b" + b"brokerName=g0\nbrokerId=0\n",
+        b"bbrokerId=0\n",
         b'q{"topic":"T","queueId":0}',
         b'k{"consumerDataSet":[{"groupName":"g"}]}',
     ]
@@ -159,5 +162,6 @@ READERS: dict[bytes, Any] = {
     b"h": _heartbeat, b"l": _locks, b"t": _topics, b"o": _positions, b"g": _settings,
     b"d": broker_tables.read_delays, b"r": decode_route, b"n": decode_topic_list, b"m": _member,
     b"k": _right,
+    b"b": broker_tables.read_settings,
     b"c": _offsets,
 }  # fmt: skip
