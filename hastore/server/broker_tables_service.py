@@ -200,6 +200,12 @@ class BrokerTables(Service):
                 " queue after the switch, and miss messages. If there are any, set `group:` to the"
                 " broker's name on all nodes before the promotion"
             )
+        if settings.get("enableLmq") == settings.get("enableMultiDispatch") == "true":
+            notes.append(
+                f"the RocketMQ broker {self._address} has light queues (enableLmq): they do not"
+                " move, only the messages in their own topics. Let their consumers read to the end"
+                " before the promotion"
+            )
         for text in notes:
             if text not in self._of_settings:
                 log.warning("before the migration: %s", text)

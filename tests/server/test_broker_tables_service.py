@@ -377,6 +377,16 @@ def test_a_broker_with_another_name_than_the_group(
     assert slave.service.notes() == []
 
 
+def test_a_broker_with_light_queues(slave: Slave, broker: Broker) -> None:
+    broker.has_settings("brokerName=g0", "enableLmq=true", "enableMultiDispatch=false")
+    slave.service.turn()
+    assert slave.service.notes() == []  # nothing comes into them
+    broker.has_settings("enableMultiDispatch=true", "enableLmq=true", "brokerName=g0")
+    slave.service.turn()
+    (note,) = slave.service.notes()
+    assert "light queues" in note and "do not move" in note
+
+
 @pytest.mark.parametrize("how", BAD)
 def test_a_broker_that_does_not_say_its_settings(
     slave: Slave, broker: Broker, how: str, monkeypatch: pytest.MonkeyPatch
