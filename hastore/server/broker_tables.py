@@ -27,10 +27,11 @@ from hastore.server.remoting.subscriptions import (
     MAX_SETTINGS_BYTES,
     GroupSettings,
 )
-from hastore.server.remoting.topics import OWN_ATTRIBUTES, SYSTEM, SYSTEM_PREFIX
+from hastore.server.remoting.topics import OWN_ATTRIBUTES, SYSTEM, SYSTEM_PREFIX, is_compacted
 
 MAX_BYTES = 64 * 1024 * 1024  # of a table
 _NAMED_MAX = 5  # of what is left out
+_COMPACTED = "the messages that compaction (cleanup.policy) has kept beside the broker's log"
 # A string that does not end is matched to the end, or each quote in it would be tried in turn.
 _NUMBER_KEY = re.compile(rb'("(?:[^"\\]|\\.)*+"?)|([{,]\s*+)(-?\d{1,20})(\s*+:)')
 _DECIMAL = re.compile("[0-9]{1,19}")
@@ -123,7 +124,10 @@ def load(table: Table, raw: bytes) -> dict[str, Any]:
 
 
 def read_topics(raw: bytes) -> Read[list[TopicConfig]]:
-    """Return the topics but RocketMQ's own; raises CorruptRecordError."""
+    """Return the topics but RocketMQ's own; raises CorruptRecordError.
+
+    A compaction topic is found, and what of it is in no log is named as left out.
+    """
     found, left_out = [], []
     for name, value in sorted(load(TOPICS, raw).items()):
         if is_own_topic(name) or is_own_group(name.removeprefix(RETRY_PREFIX)):
@@ -138,6 +142,8 @@ def read_topics(raw: bytes) -> Read[list[TopicConfig]]:
             )  # fmt: skip
             check_config(config)
             found.append(config)
+            if is_compacted(kept):
+                left_out.append(f"topic {name!r:.80}: {_COMPACTED}")
         except (msgspec.ValidationError, MessageIllegalError) as why:
             left_out.append(f"topic {name!r:.80}: {why}")
     return Read(found, left_out)

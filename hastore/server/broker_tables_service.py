@@ -89,8 +89,8 @@ class BrokerTables(Service):
     ) -> None:
         """Prepare; `follows()`: whether the broker is this node's master now.
 
-        `group` is the name of this node's group. `own_log()` is None once the log has an epoch of its own group.
-        `credentials()` may raise ConfigError.
+        `group` is the name of this node's group. `own_log()` is None once the log has an epoch of
+        its own group. `credentials()` may raise ConfigError.
         """
         super().__init__("BrokerTables", on_failure=on_failure)
         self._fs = fs
@@ -152,7 +152,14 @@ class BrokerTables(Service):
 
     def notes(self) -> list[str]:
         """Return what an operator should know before the promotion, and what alarms nobody."""
-        return [] if self._own_log() is None else self._of_settings
+        if self._own_log() is None:
+            return []
+        left_out = [
+            f"{table.file} of the broker {self._address}: left out: {text}"
+            for table in TABLES
+            if (text := self._left_out.get(table))
+        ]
+        return [*self._of_settings, *left_out]
 
     def lag(self) -> int | None:
         """Return how many bytes the broker's log had beyond this one when it was asked last."""

@@ -29,6 +29,7 @@ from hastore.server.broker_tables import (
     TOPICS,
     LogRange,
     Table,
+    read_topics,
 )
 from hastore.server.broker_tables_service import BrokerTables, broker_address
 from hastore.server.delays_taken import read_offsets
@@ -122,7 +123,8 @@ class Slave:
         self.service = BrokerTables(
             REAL, str(root), broker.address,
             lambda: None if key is None else read_credentials(str(key)), SYSTEM_CLOCK,
-            group="g0", follows=lambda: self.follows, own_log=lambda: self.log, on_failure=raise_failure,
+            group="g0", follows=lambda: self.follows, own_log=lambda: self.log,
+            on_failure=raise_failure,
         )  # fmt: skip
 
     def file(self, table: Table) -> bytes:
@@ -277,6 +279,21 @@ def test_what_cannot_be_is_named_once(
         slave.service.turn()
     assert len(caplog.records) == 1 and "topic 'X'" in caplog.text
     assert json.loads(slave.file(TOPICS))["topicConfigTable"]["T"]["perm"] == 4
+
+
+def test_a_compaction_topic_is_kept_and_what_is_not_in_the_log_is_named(
+    slave: Slave, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the promotion such a topic was empty, and nobody had said so."""
+    broker.give({
+        TOPICS: b'{"topicConfigTable":{"S":{"attributes":{"cleanup.policy":"COMPACTION"}},"T":{}}}'
+    })  # fmt: skip
+    slave.service.turn()
+    slave.service.turn()
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert "topic 'S': the messages that compaction" in line and "'T'" not in line
+    assert slave.service.notes() == [line] and not slave.service.problems()
+    assert [config.name for config in read_topics(slave.file(TOPICS)).found] == ["S", "T"]
 
 
 def test_only_a_follower_asks_and_writes(slave: Slave, broker: Broker) -> None:

@@ -37,6 +37,9 @@ SYSTEM_PREFIX = "rmq_sys_"
 OWN_ATTRIBUTES = "hastore."  # names of attributes that begin so are hastore's own
 _INT_MAX = 2**31 - 1
 _PERM_MAX = 7
+# The attributes that RocketMQ's topics may have. hastore keeps them, and does nothing by them.
+_ATTRIBUTES = frozenset(("cleanup.policy", "message.type", "queue.type", "reserve.time"))
+_POLICY, _PLAIN, _COMPACTION = "cleanup.policy", "DELETE", "COMPACTION"
 _ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^=,]+)")
 _REFUSED = {
     Status.BUSY: Answer.SYSTEM_BUSY,
@@ -121,6 +124,7 @@ class Topics:
         """Create a topic, or change it."""
         fields = request.frame.fields
         name = needed(fields, "topic")
+        known = self._known(name)
         config = TopicConfig(
             name,
             number(fields, "readQueueNums", 0, _INT_MAX),
@@ -128,7 +132,7 @@ class Topics:
             number(fields, "perm", 0, _PERM_MAX),
             fields.get("order") == "true",
             number(fields, "topicSysFlag", 0, _INT_MAX) if fields.get("topicSysFlag") else 0,
-            _attributes(self._known(name), fields.get("attributes", "")),
+            _supported(known, _attributes(known, fields.get("attributes", ""))),
         )
         self._set(config, partial(answer_change, request, "topic"))
 
@@ -146,9 +150,10 @@ class Topics:
         configs = [
             TopicConfig(
                 one.topic_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order,
-                one.topic_sys_flag, altered(self._known(one.topic_name), one.attributes or {}),
+                one.topic_sys_flag, _supported(known, altered(known, one.attributes or {})),
             )
             for one in listed
+            for known in (self._known(one.topic_name),)
         ]  # fmt: skip
         for config in configs:
             _check(config.name)
@@ -354,6 +359,31 @@ def _check_attribute(name: str) -> None:
     if name.startswith(OWN_ATTRIBUTES):
         text = f"attributes: {name:.40} is hastore's own; a group's settings: updateSubGroup"
         raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+
+
+def is_compacted(attributes: Mapping[str, str]) -> bool:
+    """Return whether a broker keeps a topic's latest message of each key, beside its log."""
+    return attributes.get(_POLICY) == _COMPACTION
+
+
+def _supported(known: Mapping[str, str], found: dict[str, str]) -> dict[str, str]:
+    """Return a topic's new attributes; refuse what is set now and counts nowhere.
+
+    `known` are those of before: a topic that came from a broker keeps its own.
+    """
+    for name, value in found.items():
+        if value == known.get(name):
+            continue
+        if name not in _ATTRIBUTES:
+            text = f"attributes: unsupported key: {name:.40}"
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+        if name == _POLICY and value != _PLAIN:
+            text = (
+                f"attributes: {name}={value:.40} is not supported: retention would remove the"
+                f" latest message of each key, too; only {_PLAIN} is"
+            )
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+    return found
 
 
 def altered(known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:

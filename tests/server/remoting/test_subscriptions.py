@@ -10,9 +10,8 @@ import pytest
 
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.remoting import Answer, Code, Frame
-from hastore.record.topic_records import TopicConfig
+from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.server import ApiServer
-from hastore.server.remoting import topics
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.routes import TopicView
 from hastore.server.remoting.subscriptions import (
@@ -118,7 +117,7 @@ def test_a_change_of_the_topic_keeps_the_settings(
     client: RemotingClient, made: list[Subscriptions]
 ) -> None:
     assert update(client).code == Answer.SUCCESS
-    changed = asked("%RETRY%g", 4, 4, attributes="+a=b")
+    changed = asked("%RETRY%g", 4, 4, attributes="+message.type=FIFO")
     assert client.ask(Code.UPDATE_AND_CREATE_TOPIC, changed).code == Answer.SUCCESS
     assert made[0].find("g").retry_max_times == 5
 
@@ -204,14 +203,11 @@ def test_a_list_without_groups_or_with_too_many_is_refused(
 
 
 def test_settings_of_a_later_version_count_as_the_default_ones(
-    client: RemotingClient,
-    backend: FakeBackend,
-    made: list[Subscriptions],
-    monkeypatch: pytest.MonkeyPatch,
+    client: RemotingClient, backend: FakeBackend, made: list[Subscriptions]
 ) -> None:
-    monkeypatch.setattr(topics, "_check_attribute", lambda _name: None)  # another version's record
-    changed = asked("%RETRY%g", 1, 1, attributes=f"+{ATTRIBUTE}=later")
-    assert client.ask(Code.UPDATE_AND_CREATE_TOPIC, changed).code == Answer.SUCCESS
+    later = TopicConfig("%RETRY%g", 1, 1, attributes={ATTRIBUTE: "later"})
+    backend.put_encoded([build_change(TopicChange(later), 1)])
+    assert client.ask(Code.GET_TOPIC_CONFIG, {"topic": "%RETRY%g"}).code == Answer.SUCCESS
     assert isinstance(backend.store.topic_table.recorded("%RETRY%g"), TopicConfig)
     assert made[0].find("g") is DEFAULT
 

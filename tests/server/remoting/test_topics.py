@@ -12,7 +12,13 @@ import pytest
 from hastore.errors import CorruptRecordError, Status
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.remoting import Answer, BatchMessage, Frame, encode_batch
-from hastore.record.topic_records import MAX_QUEUES, TOPICS_TOPIC, TopicConfig
+from hastore.record.topic_records import (
+    MAX_QUEUES,
+    TOPICS_TOPIC,
+    TopicChange,
+    TopicConfig,
+    build_change,
+)
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.routes import TopicView
@@ -80,10 +86,11 @@ def test_a_topic_is_created_changed_and_deleted(
         "topicName": "T", "readQueueNums": 8, "writeQueueNums": 4, "perm": 6, "order": False,
         "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "attributes": {},
     }  # fmt: skip
-    assert make(client, perm="4", order="true", attributes="+a=1,+b=x y").code == Answer.SUCCESS
+    changes = "+message.type=FIFO,+reserve.time=x y"
+    assert make(client, perm="4", order="true", attributes=changes).code == Answer.SUCCESS
     assert client.ask(SEND, send_fields(), b"body").code == Answer.NO_PERMISSION
-    assert make(client, perm="4", attributes="-a").code == Answer.SUCCESS
-    assert table.find("T") == TopicConfig("T", 8, 4, 4, attributes={"b": "x y"})
+    assert make(client, perm="4", attributes="-message.type").code == Answer.SUCCESS
+    assert table.find("T") == TopicConfig("T", 8, 4, 4, attributes={"reserve.time": "x y"})
     assert client.ask(DELETE, {"topic": "T"}).code == Answer.SUCCESS
     assert client.ask(DELETE_ROUTE, {"topic": "T"}).code == Answer.SUCCESS
     assert table.recorded("T") is None
@@ -115,7 +122,9 @@ def test_what_is_so_already_takes_no_room_in_the_log(
         ({"writeQueueNums": str(MAX_QUEUES + 1)}, str(MAX_QUEUES)),
         ({"writeQueueNums": "9" * 30}, "writeQueueNums"),
         ({"attributes": "a"}, "+NAME=VALUE"), ({"attributes": "-hastore.group"}, "own"),
-        ({"attributes": "+a=" + "b" * 9_000}, "attributes"),
+        ({"attributes": "+message.type=" + "b" * 9_000}, "attributes"),
+        ({"attributes": "+nonsense=1"}, "unsupported key: nonsense"),
+        ({"attributes": "+cleanup.policy=COMPACTION"}, "retention would remove the latest message"),
     ],
 )  # fmt: skip
 def test_what_no_topic_can_be_is_refused(
@@ -189,18 +198,36 @@ def test_a_list_changes_attributes_as_a_single_request_does(
 ) -> None:
     """What it does not name stays: of a group's retries that is the group's settings."""
     table = backend.store.topic_table
-    assert make(client, topic="%RETRY%g", attributes="+a=1,+b=2").code == Answer.SUCCESS
+    first = "+queue.type=SimpleCQ,+reserve.time=2"
+    assert make(client, topic="%RETRY%g", attributes=first).code == Answer.SUCCESS
     for changes, wanted in (
-        (None, {"a": "1", "b": "2"}),
-        ({"+message.type": "FIFO", "-a": "", "b": "3"}, {"b": "3", "message.type": "FIFO"}),
+        (None, {"queue.type": "SimpleCQ", "reserve.time": "2"}),
+        (
+            {"+message.type": "FIFO", "-queue.type": "", "reserve.time": "3"},
+            {"reserve.time": "3", "message.type": "FIFO"},
+        ),
     ):
         one = {"topicName": "%RETRY%g", "readQueueNums": 2, "attributes": changes}
         body = json.dumps({"topicConfigList": [one]}).encode()
         assert client.ask(UPDATE_LIST, {}, body).code == Answer.SUCCESS
         config = table.recorded("%RETRY%g")
         assert config is not None and (config.read_queues, config.attributes) == (2, wanted)
-    body = b'{"topicConfigList":[{"topicName":"U","attributes":{"+":"1"}}]}'
-    assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
+    for name in ("+", "+nonsense", "cleanup.policy"):
+        one = {"topicName": "U", "attributes": {name: "COMPACTION"}}
+        body = json.dumps({"topicConfigList": [one]}).encode()
+        assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
+
+
+def test_attributes_that_a_topic_has_from_a_broker_do_not_hinder_other_changes(
+    client: RemotingClient, backend: FakeBackend
+) -> None:
+    from_broker = TopicConfig("T", 4, 4, attributes={"cleanup.policy": "COMPACTION", "new": "1"})
+    backend.put_encoded([build_change(TopicChange(from_broker), 1)])
+    assert make(client, attributes="+reserve.time=1,-new").code == Answer.SUCCESS
+    assert make(client, attributes="+cleanup.policy=DELETE").code == Answer.SUCCESS
+    config = backend.store.topic_table.recorded("T")
+    assert config is not None
+    assert config.attributes == {"cleanup.policy": "DELETE", "reserve.time": "1"}
 
 
 def test_a_topic_without_queues_for_producers_takes_nothing(
