@@ -480,6 +480,9 @@ class FakeBackend:
     def positions_wait(self) -> bool:
         return self.waits
 
+    def topics_wait(self) -> bool:
+        return False
+
     def positions_elsewhere(self) -> str | None:
         return self.elsewhere
 

@@ -133,6 +133,10 @@ class BaseBackend:
         """Whether this node is the master and does not know its groups' positions yet."""
         return False
 
+    def topics_wait(self) -> bool:
+        """Whether this node is the master and does not know a broker's topics yet."""
+        return False
+
     def positions_elsewhere(self) -> str | None:
         """Return who knows the groups' positions while this node does not; None: it does."""
         return None
@@ -423,6 +427,10 @@ class NodeBackend(BaseBackend):
     def positions_wait(self) -> bool:
         """Whether this node is the master and does not know its groups' positions yet."""
         return self._take_over.waits(self.history)
+
+    def topics_wait(self) -> bool:
+        """Whether this node is the master and does not know a broker's topics yet."""
+        return self._take_over.topics_wait(self.history)
 
     def positions_elsewhere(self) -> str | None:
         """Return who knows the groups' positions while this node does not; None: it does."""

@@ -31,6 +31,9 @@ takes puts, the next message of such a queue is given that number, and then the 
 Only the broker's log counts as "before": a log that was hastore's, then a broker's, and comes back
 has marks and positions of hastore's first time in it. These are older than the broker's files.
 
+**A topic is not begun anew** by a put of a client that knows RocketMQ only, with other queues and
+rights than it had: for a moment after the promotion such puts wait for the broker's topics.
+
 A file that is damaged, or that this node may not read, is not passed over: then the positions wait,
 puts go on, and `problems` says what to do. RocketMQ's own copy beside it (`.bak`) is read instead,
 if there is one. They are read again once one of them has changed; what could not be read at all
@@ -90,6 +93,7 @@ _COPY = ".bak"  # behind the name of a file: as RocketMQ had it before
 _PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
 _CHUNK_BYTES = 256 * 1024
 AGAIN_MS = 5_000.0
+TOPICS_MS = 10_000.0  # after an epoch's begin puts wait no longer for the broker's topics
 _REPLAY_S = 1.0
 _PART_SHARE = 8  # of a log file: a record of a statement takes at most that
 _END_MAX = 1 << 57  # no broker has put so many messages; a client may commit any position
@@ -129,7 +133,7 @@ class _Tables(NamedTuple):
 
 
 class TakeOver:
-    """Take over once per log; `turn` is called by one thread, `waits` and `problem` by any."""
+    """Take over once per log; one thread calls `turn`, any `waits`, `topics_wait`, `problem`."""
 
     def __init__(
         self,
@@ -153,6 +157,7 @@ class TakeOver:
         self._kept = kept
         self._settled = 0  # the epoch in which nothing is left to take over
         self._looked = 0  # the last epoch in which `look` has looked
+        self._opens_ms = float("-inf")  # when puts were about to be taken
         self._begins: tuple[int, int] | None = None  # an epoch, and the log's end when it was seen
         self._ends = 0  # the log's end once it was done; readers get it from there on
         self._failed: tuple[int, ...] | None = None  # of what times the files are that are damaged
@@ -171,6 +176,21 @@ class TakeOver:
         store = self._store
         return min(store.readable_offset, store.dispatched_offset) < self._ends
 
+    def topics_wait(self, history: Callable[[], Sequence[tuple[int, int]]]) -> bool:
+        """Whether this node is master and does not know the topics of the broker yet.
+
+        It ends by itself soon after the promotion, also if a file is damaged: puts go on then.
+        """
+        epoch = self._open_epoch()
+        return (
+            bool(epoch)
+            and epoch != self._settled
+            and self.problem is None
+            and self._clock.monotonic_ms() < self._opens_ms + TOPICS_MS
+            and classic_end(history()) is not None
+            and self._has_files()
+        )
+
     def _has_files(self) -> bool:
         return any(self._fs.exists(f"{self._root}/{name}") for name in _FILES)
 
@@ -182,6 +202,7 @@ class TakeOver:
         All of the log has been dispatched, and the node takes no puts yet. What keeps the files
         from being read `turn` says.
         """
+        self._opens_ms = self._clock.monotonic_ms()
         ends: dict[tuple[str, int], int] = {}
         has_own = any(epoch != CLASSIC_EPOCH for epoch, _ in history)
         floor = classic_end(history) if has_own else self._store.max_offset

@@ -20,7 +20,7 @@ from hastore.server.broker_tables import GROUPS, POSITIONS, TOPICS
 from hastore.server.delays_taken import FILE as DELAYS_FILE
 from hastore.server.delays_taken import read_offsets
 from hastore.server.schedule_service import ScheduleMessageService
-from hastore.server.take_over import AGAIN_MS, MARK, TakeOver
+from hastore.server.take_over import AGAIN_MS, MARK, TOPICS_MS, TakeOver
 from hastore.store.append.results import own_records
 from tests.server.test_delays_taken import delivered_by_broker
 from tests.server.test_schedule_service import (
@@ -119,6 +119,35 @@ def store(tmp_path):
 @pytest.fixture
 def node(store, tmp_path):
     return Node(store, tmp_path, store.max_offset)
+
+
+def test_topics_are_waited_for_from_the_begin_until_they_are_records(node):
+    """In between a producer began a topic anew, or wrote to one that the broker had closed."""
+    history = node.master.history
+    node.write(TOPICS, '{"topicConfigTable":{"E":{"readQueueNums":8,"writeQueueNums":8,"perm":4}}}')
+    node.open_epoch = 0
+    assert not node.take_over.topics_wait(history)
+    node.take_over.begin_queues([(0, 0)])
+    assert not node.take_over.topics_wait(history)  # it is no master yet
+    node.open_epoch = EPOCH
+    assert node.take_over.topics_wait(history)
+    node.promote()
+    assert not node.take_over.topics_wait(history)
+    assert node.store.topic_table.recorded("E") == TopicConfig("E", 8, 8, 4)
+
+
+def test_topics_are_not_waited_for_longer_than_a_moment(node, caplog):
+    """Puts are taken also if a file is damaged, or nobody confirms a record."""
+    node.write(TOPICS, '{"topicConfigTable":{"E":{}}}')
+    node.take_over.begin_queues([(0, 0)])
+    assert node.take_over.topics_wait(node.master.history)
+    node.clock.monotonic += TOPICS_MS
+    assert not node.take_over.topics_wait(node.master.history)
+    node.take_over.begin_queues([(0, 0)])
+    node.write(TOPICS, '{"topicConfigTable":{')
+    node.promote()
+    assert node.take_over.problem is not None
+    assert not node.take_over.topics_wait(node.master.history)
 
 
 def test_everything_becomes_a_record_once(node):

@@ -461,6 +461,10 @@ class ApiBackend(Protocol):
         """Whether this node is the master and does not know its groups' positions yet."""
         ...
 
+    def topics_wait(self) -> bool:
+        """Whether this node is the master and does not know a broker's topics yet."""
+        ...
+
     def positions_elsewhere(self) -> str | None:
         """Return who knows the groups' positions while this node does not; None: it does."""
         ...

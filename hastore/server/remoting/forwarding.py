@@ -301,12 +301,16 @@ class Forwarding:
         return True
 
     def _try_again(self, now_ms: float) -> None:
-        """Handle again what waits for slaves, once there are enough, or its time is over."""
+        """Handle again what waits, once there are enough slaves and a broker's topics are known.
+
+        Or once its time is over.
+        """
         lacking = self._lacking
         if lacking:
             self._find_others()
         until_ms = now_ms - self._hold_ms
-        if self.is_master and self._backend.can_confirm(False) is not None:
+        lacks = self._backend.can_confirm(False) is not None or self._backend.topics_wait()
+        if self.is_master and lacks:
             while lacking and lacking[0].came_ms <= until_ms:
                 self._handle_again(lacking.popleft())
         else:

@@ -137,6 +137,12 @@ class TopicView:
         """Whether a topic that does not exist gets the usual number of queues."""
         return topic in self._promised
 
+    def waits(self, topic: str) -> bool:
+        """Whether a topic's queues and permission may become others: a broker's, which had it."""
+        if not self._backend.topics_wait() or topic.startswith((RETRY, DLQ)):
+            return False
+        return self._backend.store.topic_table.recorded(topic) is None
+
     def queues_to_write(
         self, topic: str, asked: int, create: Callable[[TopicConfig], None] = lambda _new: None
     ) -> int:
@@ -148,6 +154,9 @@ class TopicView:
         consumers do not see.
         """
         shape = self.find(topic)
+        if self.waits(topic):
+            text = f"topic {topic}: the RocketMQ broker's topics are not taken over yet"
+            raise RemotingRefusal(Answer.SERVICE_NOT_AVAILABLE, text)
         if shape is None:
             making = self.making.get(topic)
             if making is not None:

@@ -298,6 +298,7 @@ class Sends:
             or topic in FORBIDDEN
             or topic.startswith(RETRY)
             or self._window is not None
+            or self._topics.waits(topic)
         ):
             return False
         properties = self._layouts.read(text)

@@ -673,6 +673,30 @@ def test_a_new_master_lets_puts_wait_for_its_slaves(make_group: Callable[..., Gr
         assert client.answer_of(opaque).fields["by"] == "1"
 
 
+def test_a_new_master_lets_sends_wait_for_the_topics_of_a_broker(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slaves confirm, so it would try 20 times within 0.2 s, and refuse then."""
+    group = make_group()
+    one, two = pair(group)
+    waits = [True]
+    monkeypatch.setattr(one.backend, "topics_wait", lambda: waits[0])
+
+    def put(request: RemotingRequest) -> None:
+        if waits[0]:
+            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark="not yet")
+        else:
+            one.acknowledge(request)
+
+    one.does = put
+    asked = [(client, client.send(PUT)) for client in (group.client(one), group.client(two))]
+    until(lambda: one.forwarding.waiting == 2)
+    assert len(one.got) == 2, "nothing is tried again before the topics are known"
+    waits[0] = False
+    for client, opaque in asked:
+        assert client.answer_of(opaque).fields["by"] == "1"
+
+
 def test_a_lack_of_slaves_that_lasts_is_answered_at_once(
     make_group: Callable[..., Group],
 ) -> None:

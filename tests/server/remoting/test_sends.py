@@ -28,6 +28,7 @@ from hastore.protocol.remoting import (
 )
 from hastore.record.codec import Host, Record, decode_record, message_id
 from hastore.record.properties import in_java_order
+from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting.door import Door, RemotingRequest
 from hastore.server.remoting.routes import TopicView
@@ -583,6 +584,23 @@ def test_what_is_for_light_queues_is_refused_in_a_batch_and_a_transaction_but_no
     assert client.ask(SEND_BATCH, fields(m="true"), encode_batch([alike])).code == 0
     # A consumer that got one from RocketMQ's log, and fails, must be able to try it again.
     assert client.ask(SEND, fields(b="%RETRY%g", e="0", i=light)).code == 0
+
+
+def test_a_send_waits_for_the_topics_of_a_broker(
+    backend: FakeBackend, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after a promotion one went into a topic that the broker had closed for producers."""
+    monkeypatch.setattr(backend, "topics_wait", lambda: True)
+    for more in ({}, {"b": "New"}, {"m": "true"}):
+        answer = client.ask(SEND, fields(**more), batch(1) if "m" in more else b"body")
+        assert answer.code == Answer.SERVICE_NOT_AVAILABLE
+        assert "are not taken over yet" in str(answer.remark)
+    assert records(backend) == []
+    assert client.ask(SEND, fields(b="%RETRY%g", e="0")).code == 0
+    backend.put_encoded([build_change(TopicChange(TopicConfig("T", 4, 4)), 1)])
+    assert client.ask(SEND, fields()).code == 0
+    monkeypatch.setattr(backend, "topics_wait", lambda: False)
+    assert client.ask(SEND, fields(b="New")).code == 0
 
 
 def test_the_mark_of_a_delivery_is_left_out(backend: FakeBackend, client: RemotingClient) -> None:
