@@ -192,8 +192,11 @@ def _of_follower(number: int, leader: Status) -> Verdict:
     if number not in members:
         return Verdict(True, f"node {number} is no member: no put waits for it")
     near = {one["node"] for one in leader["slaves"] if one["in_sync"]} & members - {number}
-    have, need = 1 + len(near), len(members) // 2 + 1
+    hangs = bool(leader.get("sync_hangs"))  # the leader's own disk, which counts for no put then
+    have, need = len(near) + (not hangs), len(members) // 2 + 1
     text = f"a put needs {need} of {len(members)} members, and {have} are in sync without {number}"
+    if hangs:
+        text += f"; the disk of node {leader['node']}, the leader, hangs"
     if have >= need:
         return Verdict(True, text)
     return Verdict(False, f"{text}: puts would wait in vain. Bring another member in sync first")

@@ -195,9 +195,11 @@ class BaseBackend:
     def problems(self) -> list[str]:
         """Return the problems that an operator must look at; empty when all is well."""
         failure, clock = self._node.failure, self.store.clock_problem
+        hangs = self.store.flush_service.sync_problem
         return [
             *([] if failure is None else [f"the node ends: {failure}"]),
             *self.store.problems,
+            *([] if hangs is None else [hangs]),
             *([] if clock is None else [clock]),
             *self._node.own_problems(),
             *self._retention.problems(),
@@ -266,6 +268,7 @@ class BaseBackend:
             "takes_acks": self._takes_acks(reason),
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
+            "sync_hangs": store.flush_service.sync_problem is not None,
             "connections": self._node.client_connections(),
             "forwarding": self._node.forward_counts.status(),
             "acl": self._node.acl_counts.status(),
@@ -705,6 +708,7 @@ class DLedgerBackend(BaseBackend):
             offset = None
         lag = max(0, self.store.max_offset - (self.store.min_offset if offset is None else offset))
         linked = one.node in self._driver.links.linked
+        answers = linked and not one.silent
         near = lag <= config.dledger.max_in_flight_bytes
         full = linked and one.full
         return {
@@ -715,9 +719,10 @@ class DLedgerBackend(BaseBackend):
             "ack_offset": offset,
             "lag_bytes": lag,
             "lag_entries": one.lag_entries,
-            "in_sync": linked and near and one.state in _STREAMING and not full,
+            "in_sync": answers and near and one.state in _STREAMING and not full,
             "able": one.able,
             "full": full,
+            "answers": answers,
             "classic": False,
             "files_kept": self._retention.keeps_files_for(follower_name(one.node)),
         }

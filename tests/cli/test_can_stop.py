@@ -159,6 +159,15 @@ def test_only_a_follower_that_could_lead_is_offered_a_transfer(configs):
     assert "; no follower is in sync" in verdict(config, leader, others).why
 
 
+def test_a_leader_whose_disk_hangs_counts_for_no_put(configs):
+    config = msgspec.structs.replace(configs[2], mode=Mode.DLEDGER)
+    leader = master(1, 2, 3, members=[1, 2, 3], sync_hangs=True)
+    may, why = verdict(config, slave(2, 1), {1: leader, 3: slave(3, 1)})
+    assert may is False and "1 are in sync without 2; the disk of node 1, the leader, hangs" in why
+    leader["sync_hangs"] = False
+    assert verdict(config, slave(2, 1), {1: leader, 3: slave(3, 1)}).may is True
+
+
 def test_a_slave_counts_once_its_list_is_in_force(configs):
     """`hastore node add` has changed the files, and the master was not promoted yet."""
     pending = [{"key": "nodes", "in_force": [1, 2], "in_file": [1, 2, 3],

@@ -32,9 +32,12 @@ from hastore.errors import NotStoredError, StoreError
 from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.server.base_node import store_host
 from hastore.server.dledger_node import DLedgerNode, GroupService, settings_of
+from hastore.server.metrics.from_status import add_status, page_of
 from hastore.server.node import Node
 from hastore.server.recover_group import recover_group
 from hastore.service import raise_failure
+from hastore.store.log import flush
+from hastore.store.log.flush import FlushService
 from tests.server.kit import config_of, group_of_one, running
 from tests.server.test_node import until
 
@@ -240,6 +243,35 @@ def test_a_follower_with_a_full_disk_is_not_in_sync(
                 assert one["in_sync"] is bool(linked and not full), one
                 assert one["full"] is bool(linked and full)
         assert node.backend.reading_nodes() == []
+        monkeypatch.undo()
+
+
+def test_a_disk_that_hangs_is_not_in_sync_and_a_problem(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower's, whose link is open, and the node's own."""
+    with running(DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)) as node:
+        end, links = node.store.end_index, node.driver.links
+        monkeypatch.setattr(type(links), "linked", {2})
+        for silent in (False, True):
+            followers = [FollowerStatus(2, "APPEND", end, 0, able=not silent, silent=silent)]
+            monkeypatch.setattr(node.driver, "followers", partial(list, followers))
+            (one,) = node.backend.status()["slaves"]
+            assert (one["in_sync"], one["answers"]) == (not silent, not silent)
+            assert node.backend.reading_nodes() == ([] if silent else [2])
+        status = node.backend.status()
+        assert (status["sync_hangs"], status["problems"]) == (False, [])
+        monkeypatch.setattr(FlushService, "running_ms", flush.HANGS_MS)
+        status = node.backend.status()
+        assert status["sync_hangs"]
+        assert "a sync of the log has not returned" in status["problems"][0]
+        margins = []
+        for hangs in (False, True):
+            page = page_of(status)
+            add_status(page, status | {"sync_hangs": hangs})
+            text = page.render().decode()
+            margins += [x.split()[-1] for x in text.splitlines() if "quorum_margin{" in x]
+        assert [float(one) for one in margins] == [0, -1]
         monkeypatch.undo()
 
 

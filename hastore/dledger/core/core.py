@@ -242,7 +242,14 @@ class DLedgerCore:
     def able_followers(self) -> set[int]:
         """On a leader: the followers that could serve as leader."""
         followers = self._leader.dispatchers
-        return {peer for peer, one in followers.items() if one.able and not one.full}
+        able = {peer for peer, one in followers.items() if one.able and not one.full}
+        return able - self.silent_followers
+
+    @property
+    def silent_followers(self) -> set[int]:
+        """On a leader: the followers that do not answer, or get no further: a put waits in vain."""
+        followers = self._leader.dispatchers
+        return {peer for peer, one in followers.items() if one.is_silent(self._now_ms)}
 
     @property
     def full_nodes(self) -> set[int]:

@@ -105,6 +105,7 @@ class EntryDispatcher:
         self._commit_due_ms: float | None = None
         self._last_sent_ms = now_ms
         self._progress_ms = now_ms  # when the follower last had more
+        self._behind_ms: float | None = None  # since when it lacks entries, and gets no further
         self.recall_index: int | None = None  # ends the quarantine of a node that lost its disk
         self._begin_compare(self._before_term(), now_ms)
 
@@ -197,8 +198,23 @@ class EntryDispatcher:
 
     # -- APPEND and COMMIT -------------------------------------------------------------------------
 
+    def is_silent(self, now_ms: float) -> bool:
+        """Whether a put would wait for this follower in vain, though its link may be open.
+
+        For append_timeout_ms it has not answered, or has got no further with what it lacks: its
+        disk hangs, for example.
+        """
+        since_ms = self.heard_ms
+        if self._behind_ms is not None:
+            since_ms = min(since_ms, self._behind_ms)
+        return now_ms - since_ms > self._settings.append_timeout_ms
+
     def pump(self, now_ms: float, stored_end: int, update: Update) -> None:
         """Send what is due. Entries behind `stored_end` get into the store after this step."""
+        if self.match_index >= self._own.ledger_end_index:
+            self._behind_ms = None
+        elif self._behind_ms is None:
+            self._behind_ms = now_ms
         if self.peer in self._own.down or now_ms < self._wait_until_ms:
             return
         if self.pending and now_ms >= self._resend_ms():
@@ -365,6 +381,7 @@ class EntryDispatcher:
                 self.match_index = index
                 self._compares = 0
                 self._progress_ms = now_ms
+                self._behind_ms = None
             while self.pending and self.pending[0].last <= index:
                 self._pending_bytes -= self.pending.popleft().size
                 self._probing = False

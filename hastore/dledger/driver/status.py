@@ -27,6 +27,7 @@ class FollowerStatus:
     full: bool = False  # its disk has no room: it takes no entries
     is_learner: bool = False
     waits_for: str | None = None  # why a learner is not made a member now
+    silent: bool = False  # it does not answer, or gets no further with what it lacks
 
 
 def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
@@ -35,7 +36,7 @@ def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
         return []
     marks: Mapping[int, int] = core.water_marks
     end, learners = core.ledger_end_index, core.group.learners
-    able, full = core.able_followers, core.full_nodes
+    able, full, silent = core.able_followers, core.full_nodes, core.silent_followers
     return [
         FollowerStatus(
             peer,
@@ -46,6 +47,7 @@ def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
             peer in full,
             peer in learners,
             core.learner_waits(peer) if peer in learners else None,
+            peer in silent,
         )
         for peer, state in sorted(core.dispatcher_states.items())
     ]
@@ -195,6 +197,13 @@ def problems_of(core: DLedgerCore | None, links: list[PeerStatus]) -> list[str]:
                 "no majority of the members has room, so puts are not confirmed: make room on the "
                 f"disk of node {listed(full)}"
             )
+    silent: set[int] = set() if core is None else core.silent_followers - core.full_nodes
+    found += [
+        f"node {one.node} is linked, but does not answer, or takes nothing of what it lacks: it is"
+        " not in sync; look at its disk, and at its `problems`"
+        for one in links
+        if one.linked and one.node in silent
+    ]
     found += [
         f"no link to node {one.node}: {one.problem}"
         for one in links

@@ -120,6 +120,10 @@ CHAPTERS: dict[str, tuple[Metric, ...]] = {
         _counter("hastore_flushed_bytes_total", "Bytes of the log that were synced to the disk"),
         _counter("hastore_file_syncs_total", "Syncs of any file or folder of the node"),
         _histogram("hastore_flush_duration_seconds", "A sync of the log (fdatasync)"),
+        _gauge(
+            "hastore_flush_running_seconds",
+            "For how long the sync that runs now has been running; 0: none runs",
+        ),
     ),
     "Replication": (
         _gauge("hastore_slaves", "Linked slaves; mode dledger: the other members"),

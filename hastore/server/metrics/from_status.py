@@ -66,7 +66,9 @@ def _add_slaves(page: Page, status: Mapping[str, Any]) -> None:
     page.add("hastore_slaves_in_sync", in_sync)
     leads = status.get("role") == "LEADER" or status.get("role_state") == "master"
     if leads and isinstance(status.get("acks"), int):
-        page.add("hastore_quorum_margin", in_sync - status["acks"])
+        # A leader counts as one of the majority, but not while its own disk hangs.
+        less = status.get("mode") == "dledger" and bool(status.get("sync_hangs"))
+        page.add("hastore_quorum_margin", in_sync - status["acks"] - less)
     for name, slave in named_slaves(slaves):
         for key in _SLAVE:
             if isinstance(slave.get(key), int | float):

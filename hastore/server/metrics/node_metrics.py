@@ -85,6 +85,7 @@ class NodeMetrics:
         page.add("hastore_flushed_bytes_total", store.flush_service.synced_bytes)
         page.add("hastore_file_syncs_total", SYNCS.count)
         page.add_times("hastore_flush_duration_seconds", store.flush_service.times)
+        page.add("hastore_flush_running_seconds", store.flush_service.running_ms / 1000.0)
 
     def _add_slaves(self, page: Page, status: Mapping[str, Any]) -> None:
         counts, growth = self._replication, self._store.growth

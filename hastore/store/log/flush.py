@@ -21,6 +21,7 @@ from hastore.store.state.limits import LimitsPage
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
+HANGS_MS = 5_000.0  # no disk that works takes so long for a sync
 
 
 class FlushService(Service):
@@ -50,6 +51,7 @@ class FlushService(Service):
         self.flushed_offset = 0
         self.times = Histogram()  # changed with the sync lock, as is
         self.synced_bytes = 0
+        self._begun_ms: float | None = None  # when the sync that runs began
         self._slow = SlowLines(log, None, clock=clock)
         self._clock = clock
         self._on_flushed = on_flushed
@@ -63,6 +65,22 @@ class FlushService(Service):
         self._requested = False
         self._waiters = 0
         self.failure_reason: str | None = None  # why no sync could be begun
+
+    @property
+    def running_ms(self) -> float:
+        """For how long the sync that runs now has been running; 0: none runs. Takes no lock."""
+        begun_ms = self._begun_ms
+        return 0.0 if begun_ms is None else max(0.0, self._clock.monotonic_ms() - begun_ms)
+
+    @property
+    def sync_problem(self) -> str | None:
+        """What an operator must look at while a sync does not return; else None."""
+        if self.running_ms < HANGS_MS:
+            return None
+        return (
+            f"a sync of the log has not returned for {HANGS_MS / 1000:.0f} s or more: look at the"
+            " disk of this node, and let another node take puts meanwhile"
+        )
 
     def tell_slow(self, slow_ms: float | None) -> None:
         """Log syncs that take longer than that from now on; None: none."""
@@ -94,7 +112,7 @@ class FlushService(Service):
             start = self.flushed_offset
             if target == start:
                 return start
-            begun_ms = self._clock.monotonic_ms()
+            begun_ms = self._begun_ms = self._clock.monotonic_ms()
             try:
                 self._log.queue.sync(start, target)
                 if self._log.entries is not None:
@@ -110,6 +128,8 @@ class FlushService(Service):
                 with self._changed:
                     self._changed.notify_all()
                 raise error from failure
+            finally:
+                self._begun_ms = None
             took_ms = self._clock.monotonic_ms() - begun_ms
             self.times.observe(took_ms)
             self.synced_bytes += target - start

@@ -33,6 +33,7 @@ from hastore.protocol.dledger import (
     VoteResponse,
     VoteResult,
 )
+from tests.dledger.core.scenario import Runner
 
 
 class Middle:
@@ -371,3 +372,34 @@ def test_a_paused_node_reads_what_lies_there_before_it_asks_for_votes_or_steps_d
     assert leader.role is Role.LEADER
     leader.step(Tick(5_100.0))
     assert leader.role is Role.FOLLOWER
+
+
+@pytest.mark.parametrize("hangs", ["the whole node", "its syncs"])
+def test_a_follower_that_hangs_is_known_though_its_link_is_open(hangs):
+    """A put would wait for it in vain: until it answers and gets on, it is not in sync, nor able.
+
+    One that takes everything slowly gets on, and one that lacks nothing need not.
+    """
+    runner = Runner()
+    for command in ("nodes 1,2,3", "campaign 1", "run 60000"):
+        runner.run(command)
+    leader, append_ms = runner.world.cores[1], Settings().append_timeout_ms
+    assert leader.silent_followers == set()
+    if hangs == "its syncs":
+        for _ in range(4):
+            runner.run("hold 3")
+            runner.run("propose 1 1 as slow")
+            runner.run(f"run {append_ms - 500}")
+            assert leader.silent_followers == set()
+            runner.run("persist 3")
+        runner.run("hold 3")
+        runner.run("propose 1 1 as last")
+    else:
+        runner.run("partition 1,2 | 3")
+    runner.run(f"run {append_ms - 500}")
+    assert (leader.silent_followers, leader.able_followers) == (set(), {2, 3})
+    runner.run("run 1000")
+    assert (leader.silent_followers, leader.able_followers) == ({3}, {2})
+    runner.run("persist 3" if hangs == "its syncs" else "heal")
+    runner.run("run 1500")
+    assert (leader.silent_followers, leader.able_followers) == (set(), {2, 3})

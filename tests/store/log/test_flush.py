@@ -10,6 +10,7 @@ import pytest
 from hastore.config.model import Flush
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError
 from hastore.fs.filesystem import File, RealFile, RealFileSystem
+from hastore.store.log import flush
 from hastore.store.message_store import MessageStore
 from tests.process.harness import wait_until
 from tests.store.kit import FILE_SIZE, HOST, bodies, config, crash_copy, message, opened, put
@@ -21,10 +22,13 @@ class FaultyFile(RealFile):
     fail_sync = False
     write_errno: int | None = None
     syncs = 0
+    hung: threading.Event | None = None  # syncs return once it is set
 
     def sync(self) -> None:
         if "/commitlog/" in self.path:
             FaultyFile.syncs += 1
+            if FaultyFile.hung is not None:
+                assert FaultyFile.hung.wait(60)
             if FaultyFile.fail_sync:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
         super().sync()
@@ -53,6 +57,7 @@ def _sound() -> None:
     FaultyFile.fail_sync = False
     FaultyFile.write_errno = None
     FaultyFile.syncs = 0
+    FaultyFile.hung = None
     FaultyFileSystem.full_table = False
 
 
@@ -80,6 +85,31 @@ def test_flushed_offset_moves_with_a_sync_and_on_flushed_is_called(tmp_path: Pat
         put(store, message(1))
         assert store.flush_service.wait_flushed(store.max_offset, 60)
         assert told == [end, store.max_offset]
+
+
+def test_a_sync_that_does_not_return_is_told_while_it_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The histogram of syncs gets nothing then, and the end of what is synced stands still."""
+    store = faulty(tmp_path, flush=Flush.SYNC)
+    service, hung = store.flush_service, threading.Event()
+    put(store, message(0))
+    store.flush()
+    assert (service.running_ms, service.sync_problem) == (0, None)
+    FaultyFile.hung = hung
+    put(store, message(1))
+    service.request()
+    wait_until(lambda: service.running_ms > 0, 60, "a sync runs")
+    assert service.sync_problem is None, "it has only begun"
+    monkeypatch.setattr(flush, "HANGS_MS", 0.1)
+    wait_until(lambda: service.sync_problem is not None, 60, "it hangs")
+    assert "look at the disk of this node" in str(service.sync_problem)
+    assert not store.lacks_room, "no room would help"
+    hung.set()
+    wait_until(lambda: service.running_ms == 0, 60, "it has returned")
+    assert service.sync_problem is None
+    FaultyFile.hung = None
+    store.close()
 
 
 def test_synchronous_puts_share_syncs(tmp_path: Path) -> None:
