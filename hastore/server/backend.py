@@ -606,7 +606,9 @@ class DLedgerBackend(BaseBackend):
 
     def can_confirm(self, sync_flush: bool) -> str | None:
         """Return why a put cannot be confirmed now; None if it can."""
-        return self.never_flushed() if sync_flush else None
+        if not sync_flush:
+            return None
+        return self.never_flushed() or self._driver.sync_flush_refusal()
 
     def never_flushed(self) -> str | None:
         """Return why a put with sync_flush can never be confirmed; None if it can."""

@@ -27,7 +27,8 @@ _WRITERS = {"_slow", "_failures", "_unsafe_links", "_told"}
 # Where the texts of /status are made: `problems`, and why a node does not take puts.
 _PROBLEMS = re.compile(
     r"^_?(\w+_)?problems?(_of_?\w*)?$|^_?(lapse|superseded|blocked|not_master)_?(text|reason)$"
-    r"|^(writable_reason|differences|refusal_of|replay_refusal|missing|never_flushed|remedy)$"
+    r"|^(writable_reason|differences|refusal_of|(replay|sync_flush)_refusal|missing)$"
+    r"|^(never_flushed|remedy)$"
     r"|^(removed_text|role_and_log|config_notes|_stays|new_epoch_problem|_may_promote_itself)$"
     r"|^(_text|_texts|_who_takes_over|others_wrote|_follow_once|_act_on|note_defect|secure)$"
     r"|^waits_for$"

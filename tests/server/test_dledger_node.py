@@ -91,6 +91,23 @@ def test_levels(tmp_path: pathlib.Path, store: dict[str, object], level: str) ->
         assert status["ledger_end_index"] == status["committed_index"]
 
 
+def test_sync_flush_is_refused_while_a_member_confirms_what_is_on_no_disk(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For now, not for good: the nodes' files are changed one after the other."""
+    with running(DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)) as node:
+        monkeypatch.setattr(node.driver, "without_syncs", lambda: {3})
+        assert "that confirm what is on no disk yet: node 3;" in str(node.backend.can_confirm(True))
+        assert node.backend.never_flushed() is None and node.backend.can_confirm(False) is None
+        with Producer(node.api.endpoint) as producer:
+            assert producer.send_sync("t", b"x").level == "QUORUM_MEM"
+        with Producer(node.api.endpoint, sync_flush=True) as producer:
+            sent = producer.send("t", b"y")
+            until(lambda: node.api.counts.refused_messages)
+            monkeypatch.undo()
+            assert sent.result(60).level == "QUORUM_DISK"
+
+
 @pytest.mark.parametrize("mode", ["classic", "dledger"])
 def test_a_clock_that_was_ahead_is_a_problem_and_does_not_last(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -282,12 +282,15 @@ class TermWaits:
     to compare and to change `_term` and `open_term` together. No other lock is taken with it.
     """
 
-    def __init__(self, transfer: GroupTransferService, calls: OrderedCalls, level: str) -> None:
+    def __init__(
+        self, transfer: GroupTransferService, calls: OrderedCalls, on_disks: Callable[[], bool]
+    ) -> None:
+        """Prepare; `on_disks()` returns whether what is committed now is on a majority's disks."""
         # The term in which this node takes puts; 0: none. GroupTransferService knows this term.
         self.open_term = 0
         self._transfer = transfer
         self._calls = calls
-        self._level = level
+        self._on_disks = on_disks
         self._guard = threading.Lock()
         self._term = 0
         self._serial = 0
@@ -342,10 +345,12 @@ class TermWaits:
     def _progress(self, end: int) -> PutProgress:
         self._serial += 1
         limits = dict.fromkeys(Need, end)
+        if not self._on_disks():
+            limits[Need.SLAVE_DISKS] = 0  # a put that asks for disks waits
         return PutProgress(self._serial, limits, self._level_of, None, self._term)
 
     def _level_of(self, _need: Need, _end_offset: int) -> str:
-        return self._level
+        return "QUORUM_DISK" if self._on_disks() else "QUORUM_MEM"
 
     def _abandon(self, serial: int) -> None:
         ended = self._transfer.abandon(serial)

@@ -88,6 +88,7 @@ from hastore.dledger.driver.requests import (
 from hastore.dledger.driver.status import (
     NO_ANSWER,
     FollowerStatus,
+    ack_points_problem,
     followers_of,
     group_text,
     problems_of,
@@ -96,6 +97,7 @@ from hastore.dledger.driver.status import (
     replay_refusal,
     role_and_log,
     status_fields,
+    sync_flush_refusal,
 )
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
@@ -166,7 +168,7 @@ class DLedgerDriver(Service):
         sync = member.config.store.flush is Flush.SYNC
         self._syncs = Syncs(store, clock, enabled=sync)
         self._calls = OrderedCalls()
-        self._waits = TermWaits(transfer, self._calls, "QUORUM_DISK" if sync else "QUORUM_MEM")
+        self._waits = TermWaits(transfer, self._calls, lambda: not self.without_syncs())
         self._lock = threading.RLock()
         self._pace = Pace(clock)
         self._room = DiskRoom(store)
@@ -223,6 +225,20 @@ class DLedgerDriver(Service):
         with self._lock:
             return followers_of(self.core) if self.is_leader else []
 
+    def without_syncs(self) -> set[int]:
+        """Return the members that confirm what is written only, as far as this one knows.
+
+        While there is one, a majority that has confirmed an entry may not have it on its disks.
+        """
+        core, member = self.core, self.member
+        found = member.without_syncs | (set() if member.syncs else {member.node})
+        return found if core is None else found.intersection(core.members)
+
+    def sync_flush_refusal(self) -> str | None:
+        """Return why a put that asks for disks cannot be confirmed now; None if it can."""
+        nodes = self.without_syncs()
+        return sync_flush_refusal(nodes) if nodes else None
+
     def outdated(self) -> str | None:
         """Return why what this node serves is not current; None while it is in the group."""
         core = self.core
@@ -263,7 +279,9 @@ class DLedgerDriver(Service):
         found = [one for one in own if one is not None]
         links, differences = self.links.status(), self.links.differences()
         with self._lock:
-            return found + differences + problems_of(self.core, links)
+            found += differences + problems_of(self.core, links)
+        mixed = ack_points_problem(self.without_syncs(), self.core)
+        return found if mixed is None else [*found, mixed]
 
     # -- puts --------------------------------------------------------------------------------------
 

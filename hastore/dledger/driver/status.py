@@ -1,6 +1,6 @@
 """What a node of mode dledger shows of itself: status, followers, refusals, problems."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -167,6 +167,25 @@ def status_fields(
             "outcome": request.outcome, "reason": request.reason,
         }  # fmt: skip
     return fields
+
+
+def ack_points_problem(without_syncs: Collection[int], core: DLedgerCore | None) -> str | None:
+    """Return what an operator must look at if only some of the members sync what they confirm."""
+    if core is None or not without_syncs or set(core.members).issubset(without_syncs):
+        return None
+    return (
+        f"members that confirm what is on no disk yet: node {listed(without_syncs)}; the others"
+        " sync it first: puts are acknowledged as QUORUM_MEM, and those with sync_flush refused;"
+        " set the same `store.flush` and `store.kind` in the files of all nodes"
+    )
+
+
+def sync_flush_refusal(without_syncs: Collection[int]) -> str:
+    """Return why a put that asks for disks is refused while some members do not sync."""
+    return (
+        "sync_flush: there are members that confirm what is on no disk yet: node"
+        f" {listed(without_syncs)}; set `store.flush: sync` and `store.kind: file` in all files"
+    )
 
 
 def problems_of(core: DLedgerCore | None, links: list[PeerStatus]) -> list[str]:

@@ -37,7 +37,7 @@ import msgspec
 
 from hastore.bounded_log import StartPhase
 from hastore.clock import Clock
-from hastore.config.model import Config
+from hastore.config.model import Config, Flush, StoreKind
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
 from hastore.dledger.links.identity import (
     OTHER_FIRST_MEMBERS,
@@ -128,6 +128,7 @@ class PeerMember:
         self._addresses = dict(self.listed)
         self._without_learners: set[int] = set()
         self._without_remoting: set[int] = set()
+        self._without_syncs: set[int] = set()
         self.told_group_id = ""  # of the last node that was linked and knows it
         self._learning = threading.Lock()
 
@@ -135,6 +136,12 @@ class PeerMember:
     def node(self) -> int:
         """This node's number."""
         return self.config.node
+
+    @property
+    def syncs(self) -> bool:
+        """Whether this node confirms what is on its disk, and not what is written only."""
+        store = self.config.store
+        return store.flush is Flush.SYNC and store.kind is not StoreKind.MEMORY
 
     @property
     def addresses(self) -> Mapping[int, str]:
@@ -191,7 +198,7 @@ class PeerMember:
             min_offset=min(low, high),
             max_offset=high,
             confirmed_offset=0,
-            ack_point="flushed",
+            ack_point="flushed" if self.syncs else "written",
             unclean=False,
             largest_frame=DATA_BYTES_MAX,
             file_size=config.store.commitlog_file_size,
@@ -242,6 +249,15 @@ class PeerMember:
         """The nodes that came with a version that knows no clients of RocketMQ."""
         return set(self._without_remoting)
 
+    @property
+    def without_syncs(self) -> set[int]:
+        """The nodes that were last linked as ones that confirm what is written only.
+
+        Those without a link too: what they have confirmed may not be committed yet. Nodes of an
+        earlier version do not say it, and are not among them.
+        """
+        return set(self._without_syncs)
+
     def knows_other_store(self, hello: Hello) -> bool:
         """Whether the other node's number has had another store."""
         stores = self.stores
@@ -270,6 +286,7 @@ class PeerMember:
         self.told_group_id = hello.group_id or self.told_group_id
         for known, without in (
             (hello.learners, self._without_learners), (hello.remoting, self._without_remoting),
+            (hello.ack_point == "flushed", self._without_syncs),
         ):  # fmt: skip
             if known:
                 without.discard(hello.node)

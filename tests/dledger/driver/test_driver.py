@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.model import Flush, RetentionConfig
+from hastore.config.model import Flush, RetentionConfig, StoreKind
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import MemberList, Receive, Role, Settled, Start, Update
 from hastore.dledger.driver.driver import DLedgerDriver
@@ -28,6 +28,7 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import call
+from hastore.ha.master.group_transfer import Need
 from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest, MemberSet
 from hastore.protocol.dledger_link import Received, append_frames, message_frame
 from hastore.protocol.hello import Linked
@@ -233,6 +234,51 @@ def test_without_a_sync_the_level_says_so(tmp_path):
     with running_group(tmp_path, 3, store={"flush": Flush.ASYNC}) as group:
         assert group.leader().put_confirmed(b"x") == ("PUT_OK", "QUORUM_MEM")
         equal_logs(group)
+
+
+@pytest.mark.parametrize("kind", [StoreKind.FILE, StoreKind.MEMORY])
+def test_a_message_is_said_to_be_on_disks_only_if_all_members_sync_what_they_confirm(
+    tmp_path, kind
+):
+    """So it is while `store.flush` is changed node by node: a majority may be on no disk.
+
+    A node that confirms what is written counts also while it is down. A put that asks for disks
+    waits meanwhile, and the nodes say what differs.
+    """
+    group = DriverGroup(tmp_path)
+    weak = {"flush": Flush.ASYNC, "kind": kind}
+    try:
+        group.start(1, 2)
+        group.start(3, store=weak)
+        wait_for(lambda: all(node.driver.core for node in group.running), "all have joined")
+        group.put(b"x")
+        if group.leader().number == 3:
+            done = group.leader().ask(functools.partial(group.leader().driver.hand_over, 1))
+            assert done.outcome == "COMMITTED"
+        leader = group.leader()
+        assert leader.put_confirmed(b"y") == ("PUT_OK", "QUORUM_MEM")
+        for node in group.running:
+            wait_for(lambda node=node: node.driver.without_syncs() == {3}, "the links are there")
+            (said,) = (one for one in node.driver.problems() if "on no disk yet" in one)
+            assert "no disk yet: node 3; the others sync" in said
+        ended = []
+        leader.transfer.add(
+            leader.put(b"z"), SYSTEM_CLOCK.monotonic_ms() + 60_000, Need.SLAVE_DISKS,
+            lambda outcome, level: ended.append((outcome.value, level)),
+            epoch=leader.driver.open_term,
+        )  # fmt: skip
+        assert leader.put_confirmed(b"after it") == ("PUT_OK", "QUORUM_MEM")
+        assert ended == []
+        group.nodes[3].kill()
+        assert leader.put_confirmed(b"without it") == ("PUT_OK", "QUORUM_MEM")
+        if kind is StoreKind.FILE:
+            group.start(3)
+            wait_for(lambda: leader.driver.without_syncs() == set(), "all sync")
+            assert leader.put_confirmed(b"v") == ("PUT_OK", "QUORUM_DISK")
+            wait_for(lambda: ended == [("PUT_OK", "QUORUM_DISK")], "the put that asked for disks")
+            assert not [one for one in leader.driver.problems() if "on no disk yet" in one]
+    finally:
+        group.stop()
 
 
 def test_no_thread_sees_a_core_that_has_not_started(tmp_path, monkeypatch):
