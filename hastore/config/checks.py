@@ -288,14 +288,18 @@ def _check_dledger(config: Config, places: Places) -> None:
         problem = f"{beat} ms is more than a third of dledger.election_timeout, {election} ms"
         remedy = "one late heart beat would begin an election; set it to a fifth of that"
         raise places.error("dledger.heartbeat_interval", problem, remedy)
-    if group.append_timeout_ms < election:
-        problem = f"{group.append_timeout_ms} ms is less than dledger.election_timeout"
-        remedy = f"set it to {2 * election}ms or more"
-        raise places.error("dledger.append_timeout", problem, remedy)
-    if group.transfer_timeout_ms < election:
-        problem = f"{group.transfer_timeout_ms} ms is less than dledger.election_timeout"
-        remedy = f"set it to {2 * election}ms or more"
-        raise places.error("dledger.transfer_timeout", problem, remedy)
+    short = {
+        f"dledger.{name}": value
+        for name, value in (
+            ("append_timeout", group.append_timeout_ms),
+            ("transfer_timeout", group.transfer_timeout_ms),
+        )
+        if value < election
+    }
+    for key, value in short.items():
+        problem = f"{value} ms is less than dledger.election_timeout, {election} ms"
+        others = "".join(f", and {one} ({ms} ms) too" for one, ms in short.items() if one != key)
+        raise places.error(key, problem, f"set it to {2 * election}ms or more{others}")
     preferred = group.preferred_leader
     if preferred is not None and preferred not in config.nodes:
         problem = f"node {preferred} is missing from nodes"

@@ -140,10 +140,15 @@ REFUSED = {
     "a hasty election": ("500ms", "299ms", "dledger.heartbeat_interval: 100 ms is more than a"),
     "a short wait": (
         "election_timeout: 500ms", "append_timeout: 400ms",
-        "x.yaml:11: dledger.append_timeout: 400 ms is less than dledger.election_timeout; set it",
+        "x.yaml:11: dledger.append_timeout: 400 ms is less than dledger.election_timeout, 500 ms;",
     ),
     "a short transfer": (
         "election_timeout: 500ms", "transfer_timeout: 400ms", "dledger.transfer_timeout: 400 ms",
+    ),
+    "timeouts that were left behind": (
+        "election_timeout: 500ms", "election_timeout: 5s",
+        "x.yaml:10: dledger.append_timeout: 2500 ms is less than dledger.election_timeout, 5000 ms;"
+        " set it to 10000ms or more, and dledger.transfer_timeout (2000 ms) too",
     ),
     "an unknown preferred leader": (
         "election_timeout: 500ms", "preferred_leader: 4",
