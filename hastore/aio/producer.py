@@ -372,9 +372,13 @@ class LoopDriver:
             return
         payload = records[0] if len(records) == 1 else b"".join(records)
         delivery, expires = Delivery(queued.waiter), queued.expires_ms
+        first, is_batch = drafts[0], queued.is_batch
         self._window.admit(
-            Entry(seq, len(records), topic, payload, delivery, queued.is_batch, now, expires)
-        )
+            Entry(
+                seq, len(records), topic, payload, delivery, is_batch, now, expires, key=first.key,
+                chosen=first.queue is None and not is_batch and queued.begun is None,
+            )
+        )  # fmt: skip
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

@@ -11,6 +11,7 @@ import datetime
 import math
 import operator
 import reprlib
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -80,6 +81,11 @@ def key_text(name: str, given: object) -> str:
         except ValueError as failure:  # not UTF-8, or a memoryview that was released
             raise refusal(name, given, expected) from failure
     return value_text(name, given, expected)
+
+
+def queue_of_key(key: str, queues: int) -> int:
+    """Return the queue of messages with this key, of a topic with so many queues."""
+    return zlib.crc32(key.encode("utf-8", "surrogateescape")) % queues
 
 
 def integer(name: str, given: object, low: int, high: int) -> int:

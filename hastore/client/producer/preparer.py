@@ -11,14 +11,21 @@ import itertools
 import secrets
 import socket
 import struct
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from hastore.client.arguments import MAX_INT32, SendOptions, integer, key_text, refusal, value_text
+from hastore.client.arguments import (
+    MAX_INT32,
+    SendOptions,
+    integer,
+    key_text,
+    queue_of_key,
+    refusal,
+    value_text,
+)
 from hastore.client.connections.bootstrap import Targets, host_and_port, look_up, numeric_targets
 from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
@@ -262,7 +269,7 @@ class Preparer:
     def choose_queue(self, topic: str, key: str | None, queues: int) -> int:
         """Return the key's queue; without a key, the queues take turns."""
         if key is not None:
-            return zlib.crc32(key.encode("utf-8", "surrogateescape")) % queues
+            return queue_of_key(key, queues)
         count = self._next_queue.get(topic, 0)
         self._next_queue[topic] = count + 1
         return count % queues

@@ -467,8 +467,11 @@ class Producer(ProducerClient, Closable):
                         topic, body, queue_id, pairs, seq, born_ms, sys_flag
                     )
                     window.admit(
-                        Entry(seq, 1, topic, payload, future, False, now, expires, may_move)
-                    )
+                        Entry(
+                            seq, 1, topic, payload, future, False, now, expires, may_move,
+                            queue is None, text,
+                        )
+                    )  # fmt: skip
                     return future
             now = self._wait_room(1, expires)
             if now >= expires:

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from hastore.client.arguments import SendOptions
+from hastore.client.arguments import SendOptions, queue_of_key
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival, Transport
 from hastore.client.lifecycle import CarefulLog
@@ -35,6 +35,7 @@ from hastore.client.producer.master_calls import MasterCalls
 from hastore.client.producer.window import Entry, Frame, Window, in_order
 from hastore.errors import HastoreError
 from hastore.protocol import api
+from hastore.record.layout import header_struct, offset_of
 
 log = CarefulLog(logging.getLogger(__name__))
 
@@ -50,6 +51,8 @@ PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _ILLEGAL = Status.MESSAGE_ILLEGAL
 _NEVER = float("inf")
+_QUEUE_AT = offset_of("queue_id")
+_QUEUE = header_struct("queue_id", start=_QUEUE_AT)
 Ended = deque[Outcome]  # of settled entries whose waiters are still to be notified
 
 
@@ -88,6 +91,8 @@ class SendCore:
         self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
         self._run = 1
         self._at = 0
+        self._misplaced: list[Entry] = []  # refused; the master's map says whether for their queue
+        self._map_rid = 0  # of the request for that map
         self._paused_until_ms = 0.0
         self._pauses = 0
         self._next_ask_ms = 0.0
@@ -162,6 +167,7 @@ class SendCore:
     def under_way(self) -> int:
         """Return the number of entries to send, frames in flight and Outcomes to notify, summed."""
         waiting = len(self._window.incoming) + len(self._unsent) + self.calls.ends
+        waiting += len(self._misplaced)
         return waiting + len(self._frames) + len(self.ended)
 
     def is_idle(self) -> bool:
@@ -220,6 +226,7 @@ class SendCore:
             for entry in frame.entries:
                 self._mark_unknown(entry)
         self._frames.clear()
+        self._misplaced.clear()
         self.calls.roll_back()
         self._run += 1
         self._at = self._acked_bytes = 0
@@ -267,6 +274,8 @@ class SendCore:
                 self._roll_back(list(self._frames.values()), unknown=True)
                 self.calls.roll_back()
             self._transport.open(self.cluster.addresses)
+            if self._misplaced and arrival.address == self.cluster.master:
+                self._place_again(reply.rid)
         elif len(self.calls):
             self._on_call_answer(arrival, now)
 
@@ -315,22 +324,58 @@ class SendCore:
                 self._mark_unknown(entry)
             self._on_refusal(frame, reply, now)  # sends this frame again, before the later ones
             return
-        again = _settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
+        if reply.status is not _PUT_OK or reply.statuses is not None:
+            self._look_at_queues(frame, reply)
+        again = _settle_reply(
+            frame, reply, self.ended, retry_stored=self._options.idempotent, but=self._misplaced
+        )
         del self._frames[frame.rid]
         self._window.release()
-        if reply.status is not _PUT_OK or reply.statuses is not None:
-            self._look_at_queues(reply)
         if again:
             self._unsent = in_order([*again, *self._unsent])
             self._pause(now)
         else:
             self._pauses = 0
 
-    def _look_at_queues(self, reply: api.PutDone) -> None:
-        """After a refused message, ask how many queues topics have: perhaps fewer than before."""
+    def _look_at_queues(self, frame: Frame, reply: api.PutDone) -> None:
+        """After a refused message, ask how many queues topics have: perhaps fewer than before.
+
+        Messages whose queue this client has chosen wait for that: they may go to another queue.
+        """
         master = self.cluster.master
-        if master is not None and _ILLEGAL in (reply.status, *(reply.statuses or ())):
-            self._transport.send(master, api.AskMap(next(self._rids)))
+        if master is None or _ILLEGAL not in (reply.status, *(reply.statuses or ())):
+            return
+        rid = next(self._rids)
+        if not self._transport.send(master, api.AskMap(rid)):
+            return
+        self._map_rid = rid
+        place = 0
+        for entry in frame.entries:
+            begin, place = place, place + entry.count
+            status = reply.status if reply.statuses is None else reply.statuses[begin]
+            if status is _ILLEGAL and entry.chosen and not entry.settled:
+                entry.status, entry.reason = status, reply.reason
+                self._misplaced.append(entry)
+
+    def _place_again(self, rid: int) -> None:
+        """Send refused messages to queues that the topic has; end those that were in such a one."""
+        if rid < self._map_rid:  # an answer to an earlier question
+            return
+        misplaced, self._misplaced = self._misplaced, []
+        again = []
+        for entry in misplaced:
+            (queue,) = _QUEUE.unpack_from(entry.payload, _QUEUE_AT)
+            queues = self.cluster.queues_of(entry.topic)
+            if entry.settled or queue < queues:
+                _settle_failure(entry, self.ended)
+                continue
+            queue = queue % queues if entry.key is None else queue_of_key(entry.key, queues)
+            head, rest = entry.payload[:_QUEUE_AT], entry.payload[_QUEUE_AT + _QUEUE.size :]
+            entry.payload = head + _QUEUE.pack(queue) + rest
+            entry.chosen = False  # once
+            again.append(entry)
+        self._unsent = in_order([*again, *self._unsent])
+        self._window.release()
 
     def _on_refusal(self, frame: Frame, reply: api.PutDone, now: float) -> None:
         """Send this frame and all later frames again: the node refuses the rest of their run."""
@@ -531,22 +576,22 @@ class SendCore:
 
 
 def _settle_reply(
-    frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool
+    frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool, but: list[Entry]
 ) -> list[Entry]:
-    """Settle a frame's entries; return those to send again.
+    """Settle a frame's entries, `but` some; return those to send again.
 
     With `retry_stored` these may be stored already: an attempt has not confirmed them.
     """
     again: list[Entry] = []
     place = 0
     if frame.count != len(reply.offsets):
-        _settle_whole(frame, reply, ended)
+        _settle_whole(frame, reply, ended, but)
         return again
     all_good = reply.statuses is None and reply.status is _PUT_OK
     for entry in frame.entries:
         begin, place = place, place + entry.count
         future = entry.future
-        if future.done():
+        if future.done() or entry in but:
             continue
         if all_good:
             if future.settle(entry.topic, reply, begin, place if entry.is_batch else None):
@@ -578,14 +623,16 @@ def _may_succeed(status: Status) -> bool:
     return status.is_stored or status.is_refusal or status is Status.TIMEOUT
 
 
-def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:
-    """Settle a frame whose answer does not list its records.
+def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended, but: list[Entry]) -> None:
+    """Settle the entries, `but` some, of a frame whose answer does not list its records.
 
     The node has refused the frame, or the answer does not fit it.
     """
     statuses = set(reply.statuses or [reply.status])
     refused = len(statuses) == 1 and not next(iter(statuses)).is_stored
     for entry in frame.entries:
+        if entry in but:
+            continue
         entry.status = statuses.pop() if refused else Status.TIMEOUT
         statuses.add(entry.status)
         entry.reason = reply.reason if refused else "the node's answer does not fit the request"

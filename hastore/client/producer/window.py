@@ -44,6 +44,8 @@ class Entry(msgspec.Struct, eq=False):
     queued_ms: float
     expires_ms: float
     may_move: bool = False
+    chosen: bool = False  # this client has chosen its queue, by `key` or in turn; not of a batch
+    key: str | None = None
     unknown: bool = False
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""

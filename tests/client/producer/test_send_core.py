@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from hastore.client.arguments import SendOptions
@@ -34,6 +36,7 @@ from tests.api_fakes import FakeBackend
 from tests.client.interrupts import interrupt_everywhere
 
 ADDRESS = "tcp://127.0.0.1:1"
+_OK = api.Status.PUT_OK
 
 
 class FakeTransport:
@@ -124,15 +127,19 @@ class Bench:
         while self.core.ended:
             self.core.ended.popleft().notify()
 
-    def send(self, body: bytes, *, may_move: bool = False) -> None:
+    def send(
+        self, body: bytes, *, may_move: bool = False, queue: int = 0, chosen: bool = False,
+        key: str | None = None,
+    ) -> None:  # fmt: skip
         future: SendFuture[SendResult] = SendFuture()
         with self.window.lock:
             assert self.window.has_room(1)
             seq = self.window.next_seq
-            payload = self.encoder.encode("t", body, 0, [], seq, 0)
+            payload = self.encoder.encode("t", body, queue, [], seq, 0)
             expires = self.now + 5_000.0
-            entry = Entry(seq, 1, "t", payload, future, False, self.now, expires, may_move)
-            self.window.admit(entry)
+            self.window.admit(
+                Entry(seq, 1, "t", payload, future, False, self.now, expires, may_move, chosen, key)
+            )
         self.futures.append(future)
         future.add_done_callback(self.called.append)
 
@@ -269,6 +276,74 @@ def test_what_a_disk_failed_within_a_frame_goes_again(idempotent: bool, failed: 
     else:
         assert first is None
         assert bench.transport.bodies() == [b"0", b"2"]
+
+
+class TopicOfOneQueue(FakeTransport):
+    """A node whose topic has one queue; a client that is open longer does not know that."""
+
+    reason = "there is no queue 1: topic t has 1 queues"
+    answers_whole = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues: dict[str, int] = {}  # as the client learns them
+
+    def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
+        if not isinstance(message, api.AskMap):
+            return super().send(address, message, payload)
+        map_ = msgspec.structs.replace(self.backend.master_map(), queues=self.queues)
+        self.arrivals.append(Arrival(ADDRESS, api.Map(message.rid, map_)))
+        return True
+
+    def take(self, put: api.Put, payload: bytes) -> api.PutDone:
+        at, statuses = 0, []
+        while at < len(payload):
+            record = decode_record(payload, at)
+            statuses.append(_OK if record.queue_id == 0 else api.Status.MESSAGE_ILLEGAL)
+            at += record.size
+        self.queues = {"t": 1}
+        if set(statuses) == {_OK}:
+            return super().take(put, payload)
+        self.run, self.place = put.run, put.at + 1
+        if self.answers_whole:
+            return api.PutDone(put.rid, api.Status.MESSAGE_ILLEGAL, 65537, reason=self.reason)
+        zeros = [0] * len(statuses)
+        return api.PutDone(put.rid, api.Status.PUT_OK, 65537, "", zeros, zeros, zeros, statuses,
+                           reason=self.reason)  # fmt: skip
+
+
+@pytest.mark.parametrize("answers_whole", [False, True])
+@pytest.mark.parametrize("key", [None, "k3"])
+def test_a_message_goes_to_another_queue_if_the_client_has_chosen_one_that_is_not_there(
+    key: str | None, answers_whole: bool
+) -> None:
+    """A topic that was created since has fewer queues than the default. Once; a caller's own queue
+    and what is refused for another reason fail."""
+    transport = TopicOfOneQueue()
+    transport.answers_whole = answers_whole
+    bench = Bench(transport=transport)
+    bench.run_once()
+    bench.run_once()
+    assert zlib.crc32(b"k3") % bench.core.cluster.queues_of("t") != 0, "another queue before"
+    bench.send(b"placed", queue=1, chosen=True, key=key)
+    bench.settle_all()
+    bench.send(b"the caller's", queue=1)
+    bench.settle_all()
+    bench.send(b"next", chosen=True)
+    bench.settle_all()
+    first, second, third = bench.futures
+    assert first.result(0).status == third.result(0).status == "PUT_OK"
+    assert isinstance(second.exception(0), MessageIllegalError)
+    assert transport.bodies() == [b"placed", b"next"]
+    transport.queues = {"t": 8}
+    bench.run_once()
+    transport.take = lambda put, _payload: api.PutDone(  # type: ignore[method-assign]
+        put.rid, api.Status.MESSAGE_ILLEGAL, 65537, reason="too large"
+    )
+    bench.send(b"bad", chosen=True)
+    bench.settle_all()
+    with pytest.raises(MessageIllegalError, match="too large"):
+        bench.futures[-1].result(0)
 
 
 def test_a_send_interrupted_anywhere_is_sent_or_not_and_no_number_is_used_twice() -> None:
