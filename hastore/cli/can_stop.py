@@ -175,6 +175,8 @@ def _of_master(config: Config, own: Status, others: dict[int, Status]) -> Verdic
     if config.mode is Mode.DLEDGER:
         none = "no follower in sync can take over" if near else "no follower is in sync"
         what = none if to is None else f"`hastore dledger transfer -c FILE --to {to}`"
+        if to is not None and config.dledger.preferred_leader == config.node:
+            what += ", and stop it at once: as the preferred leader it leads again within seconds"
         return Verdict(False, f"node {config.node} leads: its stop costs an election; {what}")
     if to is None:
         return Verdict(False, f"node {config.node} is the master, and no slave is in sync with it: "

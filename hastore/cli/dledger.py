@@ -239,6 +239,18 @@ def _addition_text(status: Status, node: int, replaces: int | None) -> str:
     )
 
 
+def preferred_text(config: Config, to: int) -> str | None:
+    """Return what to know before node `to` leads: a preferred leader leads again soon, or None."""
+    preferred = config.dledger.preferred_leader
+    if preferred in (None, to):
+        return None
+    return (
+        f"node {preferred} is the preferred leader: while it runs and is up to date, it leads again"
+        " within seconds. To stop it, just stop it (SIGTERM), which hands over by itself; to let"
+        f" node {to} stay, change `dledger.preferred_leader` in all files, and restart the nodes"
+    )
+
+
 def _transfer_text(status: Status, node: int) -> str:
     if status["node"] == node:
         return f"node {node} leads already"
@@ -290,8 +302,11 @@ def transfer_command(path: str, node: int, remote: bool, patience_s: float, as_j
     A node that lacks more than dledger.transfer_gap entries is refused.
     """
     began = time.monotonic()
-    _, status = Ask(path, remote, patience_s).request("transfer", node)
+    config, status = Ask(path, remote, patience_s).request("transfer", node)
     _report(status, _transfer_text(status, node), began, as_json)
+    note = preferred_text(config, node)
+    if note is not None:
+        print_note(note)
 
 
 @dledger_group.command("add", short_help="Add a node, which becomes a member.")

@@ -20,7 +20,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completing import complete_nodes
-from hastore.cli.dledger import Ask, request
+from hastore.cli.dledger import Ask, preferred_text, request
 from hastore.cli.flip_base import POLL_S, STATELESS, Flip, slave_of
 from hastore.cli.group_files import NOTHING, GroupFiles, Status
 from hastore.client.consumer.admin import Admin
@@ -62,6 +62,9 @@ class LeaderFlip(Flip):
                 f"node {leader} leads, and its file {file} is not on this machine; {NOTHING}: run "
                 f"`hastore flip -c {file} --to {to}` there"
             )
+        note = preferred_text(group.config, to)
+        if note is not None:
+            self._say("preferred", note)
         if only_check:
             self._say("would", f"would let node {to} take over from node {leader}")
             return seen[to]

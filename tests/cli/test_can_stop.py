@@ -159,6 +159,15 @@ def test_only_a_follower_that_could_lead_is_offered_a_transfer(configs):
     assert "; no follower is in sync" in verdict(config, leader, others).why
 
 
+def test_a_preferred_leader_would_lead_again_before_it_is_stopped(configs):
+    config = msgspec.structs.replace(configs[1], mode=Mode.DLEDGER)
+    leader, others = master(1, 2, 3, members=[1, 2, 3]), {2: slave(2, 1), 3: slave(3, 1)}
+    for preferred, said in ((None, False), (2, False), (1, True)):
+        group = msgspec.structs.replace(config.dledger, preferred_leader=preferred)
+        made = msgspec.structs.replace(config, dledger=group)
+        assert ("it leads again" in verdict(made, leader, others).why) is said
+
+
 def test_a_leader_whose_disk_hangs_counts_for_no_put(configs):
     config = msgspec.structs.replace(configs[2], mode=Mode.DLEDGER)
     leader = master(1, 2, 3, members=[1, 2, 3], sync_hangs=True)

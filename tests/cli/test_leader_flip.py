@@ -76,6 +76,19 @@ def test_the_leaders_file_gets_the_request(trio):
     assert flip(trio, 3)[0] == 0 and len(trio.asked) == 1, "already"
 
 
+@pytest.mark.parametrize(("preferred", "to", "said"), [(1, 3, True), (3, 3, False)])
+def test_it_says_that_a_preferred_leader_leads_again(trio, preferred, to, said):
+    """Who takes the line "node 3 leads" for the end of it stops the leader, some seconds later."""
+    for path in trio.files.values():
+        settings = yaml.safe_load(path.read_text())
+        settings["dledger"] = {"preferred_leader": preferred}
+        path.write_text(yaml.safe_dump(settings))
+    code, text, problems = flip(trio, to)
+    assert code == 0, problems
+    assert ("node 1 is the preferred leader" in text) is said
+    assert trio.leader == 3
+
+
 def no_member(trio):
     trio.members = [1, 2]
 
