@@ -26,7 +26,7 @@ from hastore.cli.flip_base import STATELESS, Flip, slave_of
 from hastore.cli.group_files import NOTHING, Status
 from hastore.cli.own_node import RolePlace
 from hastore.cli.promote_wait import Notes
-from hastore.client.messages import replay_stop
+from hastore.client.messages import next_file_lack, replay_stop
 from hastore.config.model import Role
 from hastore.errors import HastoreError, PromotionRefused
 
@@ -104,7 +104,7 @@ class ClassicFlip(Flip):
             )
         masters = [n for n, one in seen.items() if one["role_state"] == "master"]
         if self._to not in masters:
-            self._check_able(target)
+            self._check_able(target, serves=bool(masters))
         if masters:
             master = max(masters, key=lambda number: int(seen[number]["epoch"]))
             self._say("found", _found_text(seen, master, self._to))
@@ -126,10 +126,20 @@ class ClassicFlip(Flip):
         self._say("found", "no node is the master now; all nodes answer, so the flip goes on")
         return None
 
-    def _check_able(self, target: Status) -> None:
-        """Raise HastoreError if the wanted node could take no puts; tell its other problems."""
-        stop = replay_stop(target)
+    def _check_able(self, target: Status, *, serves: bool) -> None:
+        """Raise HastoreError if the wanted node could take no puts; tell its other problems.
+
+        While a master `serves`, a node whose disk is full is not to take its place: it could take
+        puts only until its log's last file is full.
+        """
+        stop, lack = replay_stop(target), next_file_lack(target) if serves else None
         for text in target["problems"]:
+            if text == lack:
+                raise HastoreError(
+                    f"node {self._to} could soon take no puts as the master, because it has no "
+                    f"room for its log's next file: {text}; {NOTHING}: make room there, and run "
+                    "this again"
+                )
             if text == stop:
                 raise HastoreError(
                     f"node {self._to} could take no puts as the master: {text}; {NOTHING}: make "

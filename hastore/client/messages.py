@@ -479,6 +479,13 @@ def replay_stop(status: Mapping[str, Any]) -> str | None:
     return next((one for one in problems if one.startswith("replay stopped")), None)
 
 
+def next_file_lack(status: Mapping[str, Any]) -> str | None:
+    """Return why a node cannot reserve its log's next file, as its status says; None if it can."""
+    spare = f"{status.get('store')}/hastore/spare"
+    problems = status.get("problems", ())
+    return next((one for one in problems if one.startswith(spare)), None)
+
+
 class NodeInfo(msgspec.Struct, frozen=True):
     """The status of one node: `status` is the object of `hastore status --json`."""
 

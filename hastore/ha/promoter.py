@@ -96,7 +96,7 @@ class Promoter:
         self._called_off = called_off  # why to leave a promotion that waits; None: go on
         # The greatest epoch that this promotion may supersede; None: all that the survey finds.
         self._known_epoch: int | None = None
-        self._fenced: list[int] = []  # the masters in the last survey before promises were asked
+        self._fenced: list[int] = []  # the masters that this promotion has asked for promises
 
     def attempt(
         self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
@@ -114,7 +114,7 @@ class Promoter:
         self._check_overtaken(replies)
         self._check_no_refusal(replies, flags)
         _require_needed(flags, [r.node for r in replies if r.hello is not None])
-        self._fenced = [r.node for r in replies if r.hello is not None and r.hello.open_epoch]
+        masters = [r.node for r in replies if r.hello is not None and r.hello.open_epoch]
         answers = [
             self._own_answer(),
             *(_survey_answer(reply) for reply in replies if reply.hello is not None),
@@ -131,6 +131,7 @@ class Promoter:
         self._require_replay()
         epoch = next_epoch(self._greatest_seen(replies), member.config.node)
         before_promise()
+        self._fenced = masters or self._fenced
         self._known_epoch = epoch
         replies = self._collect(epoch, required)
         _require_needed(flags, [reply.node for reply in replies if _promised(reply)])
@@ -166,6 +167,7 @@ class Promoter:
         master, None if the order is of this moment.
         """
         self._known_epoch = known_epoch
+        self._fenced = []
 
     def _check_overtaken(self, replies: list[SurveyReply]) -> None:
         """Refuse for good when a node has opened an epoch that the order to this node did not mean.
@@ -211,7 +213,7 @@ class Promoter:
         """Refuse before the promises if the catch-up would fill the disk.
 
         The last `tail` bytes of this log are archived first. Without a catch-up that is a part of a
-        record, if one is at the log's end.
+        record, if one is at the log's end. The log grows by whole files.
         """
         store = self._member.store
         if best.node == self._member.config.node:
@@ -223,12 +225,20 @@ class Promoter:
                     "promotion then goes on"
                 )
             return
-        present_files_end = store.max_offset + -store.max_offset % store.file_size
-        needed, free = max(0, best.log_end - present_files_end) + tail, store.free_bytes()
+        size, spare = store.file_size, store.spare_bytes
+        files = -(-best.log_end // size) - -(-store.max_offset // size)  # rounded up, each
+        needed, free = max(0, files * size - spare) + tail, store.free_bytes()
         if needed > free:
             raise PromotionRefused(
                 f"node {best.node} is ahead, and this node's disk has {free:,} bytes free of the "
                 f"{needed:,} that the catch-up needs: make room; the promotion then goes on"
+                f"{self._fenced_text()}"
+            )
+        # The disk may refuse a file all the same, for which there seems to be room.
+        if files > 0 and not spare and store.no_room is not None:
+            raise PromotionRefused(
+                f"node {best.node} is ahead, and the catch-up needs another log file here: "
+                f"{store.no_room}{self._fenced_text()}"
             )
 
     def _require_replay(self) -> None:
@@ -393,21 +403,26 @@ class Promoter:
             )
             blocked = store.replay_problem
             if blocked is not None:
-                raise PromotionRefused(self._blocked_text(blocked, epoch))
+                raise PromotionRefused(self._blocked_text(blocked))
         history = self._member.state.history
         self._member.on_opening([(entry.epoch, entry.start) for entry in history])
 
-    def _blocked_text(self, blocked: str, epoch: int) -> str:
-        """Say what an operator can do if replay has stopped after epoch `epoch` was promised."""
+    def _blocked_text(self, blocked: str) -> str:
+        """Say what an operator can do if replay has stopped after the promises."""
         text = (
             f"{blocked}; this node takes no puts before that is mended: make room, or repair the "
             "folder or the disk; then it goes on by itself"
         )
+        return f"{text}{self._fenced_text()}"
+
+    def _fenced_text(self) -> str:
+        """Say how the master that this promotion has fenced takes puts again; "" without one."""
         if not self._fenced:
-            return text
+            return ""
         nodes = ", ".join(map(str, self._fenced))
+        epoch = self._known_epoch
         return (
-            f"{text}. Node {nodes} has been read-only since the promise of epoch {epoch}: "
+            f"; node {nodes} has been read-only since the promise of epoch {epoch}: "
             "`hastore promote` there lets it take puts again, and this node then follows it"
         )
 

@@ -568,6 +568,11 @@ class LogStore:
         """Why there is no next log file, such as a full disk, with the remedy; None if there is."""
         return self.log.allocator.refusal
 
+    @property
+    def spare_bytes(self) -> int:
+        """The bytes that the log's next file has already, so that no free space is needed."""
+        return self.log.allocator.spare_bytes
+
     def keep_reserve(self, sizes: Sequence[int]) -> None:
         """Have room for files of these sizes, and for small ones, whatever else fills the disk.
 

@@ -137,6 +137,11 @@ def replay_stopped(fakes):
     fakes[2].more["problems"] = ["replay stopped at offset 7: No space left on device"]
 
 
+def disk_full(fakes):
+    spare = f"{fakes[2].store}/hastore/spare: no room for 8388608 bytes; free space on its disk"
+    fakes[2].more["problems"] = [spare]
+
+
 def behind(fakes):
     fakes.lag[2] = 1 << 27
 
@@ -162,6 +167,7 @@ REFUSED = [
     (gone, 1, "start it first"),
     (follows_rocketmq, 1, "follows the RocketMQ master 10.0.0.1:10912"),
     (replay_stopped, 1, "could take no puts as the master: replay stopped at offset 7: No space"),
+    (disk_full, 1, "no room for 8388608 bytes; free space on its disk; nothing was changed: make"),
     (behind, 1, "wait until it is in sync"),
     (apart, 1, "does not follow node 1, the master"),
     (resumes, 1, "try again in a moment"),
@@ -178,6 +184,16 @@ def test_what_is_refused_before_anything_is_changed(make, fault, code, text):
     found, _, problems = flip(fakes, 2)
     assert found == code and text in problems and problems.count("\n") == 1
     assert roles(fakes) == before and not (fakes[2].store / "hastore" / "once.json").exists()
+
+
+def test_without_a_master_a_node_whose_disk_is_full_may_become_it(make):
+    """Its last file has room for some messages; without it the group takes none."""
+    fakes = make()
+    fakes[1].state = "following"
+    disk_full(fakes)
+    code, steps, problems = flip(fakes, 2)
+    assert code == 0 and fakes.master == 2, problems
+    assert "node 2 has a problem" in str(steps)
 
 
 def test_wrong_usage(make, tmp_path):

@@ -237,6 +237,9 @@ class MemoryLog:
         self.confirmed_offset = self.readable_offset = 0
         self._effect()
 
+    spare_bytes = 0
+    no_room = None
+
     def free_bytes(self) -> int:
         return 1 << 40
 

@@ -154,6 +154,16 @@ class ReplicaLog(Protocol):
         """Return the free space on the log's disk."""
         ...
 
+    @property
+    def spare_bytes(self) -> int:
+        """The bytes that the log's next file has already, so that no free space is needed."""
+        ...
+
+    @property
+    def no_room(self) -> str | None:
+        """Why there is no next log file, with the remedy; None if there is, or none was wanted."""
+        ...
+
     def record_size(self, offset: int, *, check: bool = False) -> int | None:
         """Return the size of the whole record at `offset`, None when there is none.
 

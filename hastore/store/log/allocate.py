@@ -150,6 +150,12 @@ class AllocateService(Service):
             self._drop_cold()
 
     @property
+    def spare_bytes(self) -> int:
+        """How many bytes of the disk the spare has; 0 without one."""
+        with self._changed:
+            return self._size if self._ready else 0
+
+    @property
     def refusal(self) -> str | None:
         """Why there is no spare, and what to do; None if there is one, or none was wanted."""
         with self._changed:

@@ -508,6 +508,56 @@ def test_a_candidate_without_room_for_the_catch_up_fences_nobody(running):
     assert last.promote(again=True).start == one.store.max_offset
 
 
+def test_a_candidate_without_room_for_whole_files_fences_nobody(running, monkeypatch):
+    """It lacked less than was free, but a log grows by a whole file: it fenced a healthy master."""
+    one, two, last = running
+    last.unfollow()
+    wait_for(lambda: len(one.ha.slaves()) == 1)
+    fill(one, FILE_SIZE + 1000)
+    allocator, promised = last.store.log.allocator, one.state.data.promised_epoch
+    wait_for(lambda: allocator.spare_bytes == FILE_SIZE)
+    monkeypatch.setattr(last.store, "free_bytes", lambda: FILE_SIZE - 1)
+    with monkeypatch.context() as full:
+        full.setattr(type(allocator), "spare_bytes", 0)
+        with pytest.raises(PromotionRefused, match=f"free of the {FILE_SIZE:,} that"):
+            last.promote()
+        # The disk may give no file although it has as much room.
+        full.setattr(last.store, "free_bytes", lambda: FILE_SIZE)
+        full.setattr(allocator, "failure_reason", "spare: no room for it")
+        with pytest.raises(PromotionRefused, match="another log file here: .* no room for it"):
+            last.promote()
+    assert one.state.data.promised_epoch == promised and one.member.open_epoch and two.linked
+    assert last.promote(again=True).start == one.store.max_offset  # the spare is enough
+
+
+def test_a_disk_that_becomes_full_in_the_catch_up_is_asked_for_no_more_promises(
+    running, monkeypatch
+):
+    """Each second it took another epoch, and could not say how the master takes puts again."""
+    one, two, last = running
+    last.unfollow()
+    wait_for(lambda: len(one.ha.slaves()) == 1)
+    fill(one, FILE_SIZE + 1000)
+    allocator = last.store.log.allocator
+    wait_for(lambda: allocator.spare_bytes == FILE_SIZE)
+
+    def no_room(target):
+        raise StoreFullError("no room", needed_bytes=FILE_SIZE)
+
+    with monkeypatch.context() as full:
+        full.setattr(allocator, "take_spare", no_room)
+        with pytest.raises(PromotionRefused, match="the disk became full"):
+            last.promote()
+        promised = one.state.data.promised_epoch
+        full.setattr(type(allocator), "spare_bytes", 0)
+        full.setattr(last.store, "free_bytes", lambda: 0)
+        with pytest.raises(PromotionRefused, match="node 1 has been read-only .*hastore promote"):
+            last.promote(again=True)
+    assert one.state.data.promised_epoch == promised and not one.member.open_epoch
+    one.promote()
+    assert one.member.open_epoch and not last.member.open_epoch
+
+
 def test_a_candidate_that_could_not_catch_up_fences_nobody(running, monkeypatch):
     """It was away until retention had removed what it lacks, and was promoted before a resync."""
     one, two, last = running
@@ -552,7 +602,7 @@ def test_a_replay_that_stops_after_the_fence_ends_the_wait_and_the_old_master_ma
     with pytest.raises(PromotionRefused, match="replay stopped at .*No space left") as refused:
         last.promote()
     said = str(refused.value)
-    assert "`hastore promote` there lets it take puts again" in said and "Node 1 has" in said
+    assert "`hastore promote` there lets it take puts again" in said and "node 1 has" in said
     assert not refused.value.final and not one.member.open_epoch and not last.member.open_epoch
     # The promotion stays blocked, but before it fences anybody; so the old master can come back.
     entry = one.promote()
