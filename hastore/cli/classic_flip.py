@@ -171,8 +171,11 @@ class ClassicFlip(Flip):
                 self._say("would", f"would then make node {number} a slave in {place.what}")
 
     def _call_off(self, number: int) -> None:
-        """End the promotion of another node, which an earlier flip has left."""
-        self._refuse_overruled(number)
+        """End the promotion of another node, which an earlier flip has left.
+
+        It tries again each second, with a promise of another epoch each time. If it has become the
+        master meanwhile, the flip begins with that one.
+        """
         status = self._group.ask(number)
         if status is not None and status["role_state"] != "promoting":
             return

@@ -37,7 +37,7 @@ from hastore.cli.own_node import (
     role_place,
 )
 from hastore.cli.promote_wait import Notes, Progress, awaited_nodes, no_new_epoch
-from hastore.cli.successor import require_successor
+from hastore.cli.successor import require_successor, tell_if_no_master
 from hastore.config.file import config_error, load_config, load_names
 from hastore.config.model import Config, Mode, Role
 from hastore.errors import HastoreError, PromotionRefused, UsageError
@@ -164,7 +164,10 @@ def demote(
         settled = status["reason"] not in status.get("problems", [])
         return bool(status["role"] == Role.SLAVE.value) and settled
 
-    return _wait(target, followed, Role.SLAVE, patience_s)
+    status = _wait(target, followed, Role.SLAVE, patience_s)
+    if before is not None and before.get("role_state") == "promoting":
+        tell_if_no_master(config)
+    return status
 
 
 def _target(path: str, command: str, remote: int | None) -> Target:

@@ -4,9 +4,16 @@ import time
 from typing import Any
 
 from hastore.cli.common import print_note
-from hastore.cli.own_node import ask_node, awaiting_promotion, node_name, pending_changes
+from hastore.cli.own_node import (
+    as_node,
+    ask_node,
+    awaiting_promotion,
+    node_name,
+    of_each,
+    pending_changes,
+)
 from hastore.config.model import Config
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, NotAuthenticatedError
 
 SUCCESSOR_S = 3.0  # a slave that has just started is in sync within a moment
 _POLL_S = 0.1
@@ -33,6 +40,32 @@ def require_successor(config: Config, status: Status) -> None:
     print_note(
         "no node takes puts until another one is promoted; `hastore flip` moves the role in one go"
     )
+
+
+def tell_if_no_master(config: Config) -> None:
+    """Say which node to promote if a promotion that was called off has left no master."""
+    answers = of_each(config.nodes, lambda number: _ask(as_node(config, number)))
+    said = [one for one in answers.values() if one is not None]
+    if any(one["writable"] or one.get("role_state") in ("master", "promoting") for one in said):
+        return
+    if len(said) < len(answers):
+        print_note("no node that answers takes puts now; `hastore status` says what to do")
+        return
+    able = [one for one in said if not one["unclean"]] or said
+    best = max(able, key=lambda one: (one["epoch"], one["max_offset"]))
+    file = best.get("config") or "FILE"
+    print_note(
+        f"no node takes puts now: run `hastore promote -c {file}` for node {best['node']}, which "
+        "is the most up to date"
+    )
+
+
+def _ask(config: Config) -> Status | None:
+    """Return a node's status: that one does not tell it is no failure of a command that is done."""
+    try:
+        return ask_node(config)
+    except NotAuthenticatedError:
+        return None
 
 
 def successor_problem(config: Config, master: Status) -> str | None:

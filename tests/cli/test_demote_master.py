@@ -4,9 +4,9 @@ import pathlib
 
 import pytest
 
-from hastore.cli import flip, successor
+from hastore.cli import flip, own_node, successor
 from hastore.errors import HastoreError
-from tests.cli.fake_group import scripted
+from tests.cli.fake_group import FakeGroup, scripted
 
 
 @pytest.fixture
@@ -57,3 +57,28 @@ def test_a_slave_that_is_in_sync_in_a_moment_can_take_over(ask):
     slave = {"role": "SLAVE", "reason": "this node is a slave", "writable": False}
     path = ask(1, {}, {}, {"slaves": slaves(2)}, slave)
     assert flip.demote(path)["role"] == "SLAVE"
+
+
+@pytest.mark.parametrize(
+    ("master", "silent", "note"),
+    [
+        ("following", (), "no node takes puts now: run `hastore promote -c {}` for node 1, which"),
+        ("following", (3,), "no node that answers takes puts now; `hastore status` says"),
+        ("master", (), ""),
+    ],
+    ids=["it has fenced the master", "perhaps another is the master", "the master goes on"],
+)
+def test_a_promotion_that_is_called_off_says_whether_a_master_is_left(
+    tmp_path, monkeypatch, capsys, master, silent, note
+):
+    fakes = FakeGroup(tmp_path, 3)
+    monkeypatch.setattr(own_node, "ask_own_status", fakes.status)
+    fakes[2].refusal = "the disk became full"
+    fakes[1].end = 5_000
+    fakes.promote(2)
+    fakes[1].state = master
+    for number in silent:
+        fakes[number].alive = False
+    assert flip.demote(str(fakes[2].path))["role"] == "SLAVE"
+    said = capsys.readouterr().err
+    assert note.format(fakes[1].path) in said and bool(said) == bool(note)

@@ -301,6 +301,19 @@ def test_the_old_masters_number_undoes_an_interrupted_flip(interrupted):
     assert (interrupted.master, roles(interrupted)) == (1, ["SYNC_MASTER", "SLAVE"])
 
 
+def test_a_candidate_that_tries_again_with_another_epoch_is_no_other_operator(interrupted):
+    """Its promise grows each second. The flip back took that for an order of somebody else."""
+
+    def again(number):
+        interrupted[2].more["promised_epoch"] = interrupted.epoch + (interrupted.asked << 16)
+
+    interrupted.on_ask = again
+    code, steps, problems = flip(interrupted, 1)
+    assert code == 0, problems
+    assert "called off" in [one["step"] for one in steps]
+    assert (interrupted.master, roles(interrupted)) == (1, ["SYNC_MASTER", "SLAVE"])
+
+
 @pytest.mark.parametrize("at", range(1, 19))
 @pytest.mark.parametrize("other", [2, 3], ids=["the same node", "another node"])
 def test_another_operators_master_stays_the_master(make, at, other):
