@@ -621,5 +621,7 @@ def show_slave(node: int, slave: dict[str, Any]) -> None:
         ack = f"no link, {ack}"
     if slave.get("full"):
         sync += ", its disk is full"
+    if slave["state"] == "stalled":
+        sync += ", it takes nothing"
     text = f"node {node} <- {who} ({slave['address']}): {sync}, {ack}{lag}"
     print_text(text, None if slave["in_sync"] else "yellow")

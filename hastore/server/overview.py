@@ -180,6 +180,8 @@ def _follower(link: Status) -> dict[str, Any]:
         level, text = BAD, "no link"
     elif link.get("full"):
         text = "its disk is full"
+    elif link["state"] == "stalled":
+        text = "takes nothing"
     elif link.get("waits_for"):
         text = str(link["waits_for"])
     return {
@@ -208,7 +210,12 @@ def _advice(status: Status, not_ready: str | None) -> Iterable[Advice]:
         elif not one["in_sync"] and one["state"] != "NO_LINK" and one["lag_bytes"]:
             who = "A RocketMQ slave" if one["node"] is None else f"Node {one['node']}"
             do = "It catches up by itself. If its lag grows, look at its disk and at the network"
-            yield Advice(LOOK, f"{who} is {one['lag_bytes']:,} bytes behind.", do)
+            lag = f"{one['lag_bytes']:,} bytes behind"
+            if one["state"] == "stalled":
+                do = "Look at its disk: it may be full, and then it goes on once there is room"
+                yield Advice(LOOK, f"{who} takes nothing, and is {lag}.", do)
+                continue
+            yield Advice(LOOK, f"{who} is {lag}.", do)
     for text in status["problems"]:
         if not text.startswith(_SYNC_REFUSED):
             yield Advice(LOOK, str(text).replace(_OF_FILE, f"-c {file}"))

@@ -39,6 +39,7 @@ from hastore.ha.promoter import CatchUp, Flags, Promoter
 from hastore.ha.replica import rewind
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.rules import epochs
+from hastore.ha.rules.acks import Intake
 from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,
     FLOOR_EPOCH,
@@ -300,6 +301,8 @@ class SimConnection:
         self.proved = False  # the links here have no secret
         self.classic = False
         self.ack_offset: int | None = None
+        self.intake = Intake()
+        self.name = f"node {hello.node}"
         self.writer: SimWriter | None = None
         self.closed = False
         self.to_slave: deque[bytes] = deque()

@@ -111,6 +111,14 @@ def test_a_follower_with_a_full_disk_does_not_catch_up_by_itself() -> None:
     assert "catches up" not in str(texts(found))
 
 
+def test_a_slave_that_takes_nothing_does_not_catch_up_by_itself() -> None:
+    full = SLAVE | {"state": "stalled", "in_sync": False, "lag_bytes": 5_000}
+    found = seen(MASTER | {"slaves": [full]})
+    assert (row(found, 2)["level"], row(found, 2)["state"]) == ("look", "takes nothing")
+    assert "look: Node 2 takes nothing, and is 5,000 bytes behind." in str(texts(found))
+    assert "catches up" not in str(texts(found))
+
+
 def test_a_slave_shows_what_it_knows() -> None:
     found = seen(OF_SLAVE)
     follows = "Node 1 is the master; this node follows it."

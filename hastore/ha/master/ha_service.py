@@ -43,7 +43,7 @@ from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProg
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
-from hastore.ha.rules.acks import AckTable, ClassicReporter
+from hastore.ha.rules.acks import AckTable, ClassicReporter, Intake
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
 from hastore.protocol.ha_link import (
@@ -312,6 +312,20 @@ class HAService:
         if not moved and writer is not None and writer.at_once:
             writer.note_limits(offset)  # what others have confirmed before
 
+    def on_stalled(self, connection: "HAConnection") -> None:
+        """Count a slave that takes nothing as not in sync, until it takes something again."""
+        stalled = connection.intake.stalled
+        with self._lock:
+            if self._table is not None:
+                self._table.note_stalled(connection.node, connection.connection_id, stalled)
+        if stalled:
+            log.warning(
+                "%s takes nothing of what it is sent, so it is not in sync; look at its disk",
+                connection.name,
+            )
+        else:
+            log.info("%s takes what it is sent again", connection.name)
+
     def on_flushed(self, _offset: int) -> None:
         """Complete the puts that waited for this node's disk; the flush thread calls it."""
         self.advance()
@@ -445,6 +459,7 @@ class HAConnection(AcceptedConnection):
         self.hello: Hello | None = None
         self.classic = False
         self.ack_offset: int | None = None
+        self.intake = Intake()
         self.writer: WriteSocketService | None = None
         super().__init__(owner.accepted, sock, address, connection_id, self.member.on_refused)
         self.reader = ReadSocketService(self)
@@ -473,17 +488,18 @@ class HAConnection(AcceptedConnection):
 
     def status(self, end: int, gap_max: int) -> SlaveStatus:
         """Describe the slave. `end` is the end of the master's log; a slave that lags more than
-        `gap_max` bytes is not in sync.
+        `gap_max` bytes, or takes nothing, is not in sync.
         """
-        ack = self.ack_offset
+        ack, stalled = self.ack_offset, self.intake.stalled
         lag = None if ack is None else max(0, end - ack)
+        state = "starting" if ack is None else "stalled" if stalled else "streaming"
         return SlaveStatus(
             self.node,
             self.address,
-            "starting" if ack is None else "streaming",
+            state,
             ack,
             lag,
-            lag is not None and lag <= gap_max,
+            lag is not None and lag <= gap_max and not stalled,
             self.classic,
         )
 
@@ -638,7 +654,7 @@ class ReadSocketService(ConnectionReader[HAConnection]):
         connection = self._connection
         writer = connection.writer
         assert writer is not None
-        last = connection.ack_offset
+        last, said = connection.ack_offset, False
         says = connection.hello is not None and connection.hello.readers
         for report in reports:
             if says and report in (READERS_WAIT, NO_READERS):
@@ -648,7 +664,7 @@ class ReadSocketService(ConnectionReader[HAConnection]):
                 raise ProtocolError(
                     f"a report went back from {last} to {report}; it confirmed no put"
                 )
-            last = report
+            last, said = report, True
         if last is not None and last > writer.reach_offset:
             raise ProtocolError(
                 f"a report of {last}, beyond {writer.reach_offset}, the end of the sent bytes; "
@@ -657,6 +673,8 @@ class ReadSocketService(ConnectionReader[HAConnection]):
         connection.ack_offset = last
         if last is not None:
             connection.owner.on_report(connection, last)
+        if said and last is not None and connection.intake.report(last, writer.reach_offset):
+            connection.owner.on_stalled(connection)
 
 
 def _host_of(address: str) -> str:

@@ -19,6 +19,7 @@ class Reporter:
     connection_id: int
     flushed: bool
     offset: int | None = None  # None: no report in this epoch yet
+    stalled: bool = False  # see Intake
 
 
 @dataclass(slots=True)
@@ -30,6 +31,28 @@ class ClassicReporter:
 
     began: int | None = None
     offset: int = 0
+    stalled: bool = False
+
+
+@dataclass(slots=True)
+class Intake:
+    """Whether a slave takes what it is sent, as its reports on one link tell.
+
+    A slave reports each time its log has grown, and else as a heartbeat, or each half second while
+    its disk is full. So the same offset twice, with more on the way before the first of the two, is
+    a slave that takes nothing: its disk is full or hangs. It counts again once its report moves.
+    """
+
+    stalled: bool = False
+    _offset: int | None = None
+    _sent: int = 0
+
+    def report(self, offset: int, sent: int) -> bool:
+        """Note a report, with the end of the bytes sent before it; True if `stalled` changed."""
+        was = self.stalled
+        self.stalled = offset == self._offset and (was or self._sent > offset)
+        self._offset, self._sent = offset, sent
+        return self.stalled is not was
 
 
 def own_reports_confirm(epoch: EpochEntry, node: int, *, written: bool) -> int | None:
@@ -79,6 +102,14 @@ class AckTable:
             return False
         reporter.offset = offset
         return True
+
+    def note_stalled(self, node: int | None, connection_id: int, stalled: bool) -> None:
+        """Record whether a slave, `node` None: a RocketMQ slave, takes what it is sent."""
+        reporter = self.classics.get(connection_id) if node is None else self.reporters.get(node)
+        if isinstance(reporter, Reporter) and reporter.connection_id != connection_id:
+            return
+        if reporter is not None:
+            reporter.stalled = stalled
 
     def confirm(self, own_offset: int) -> int:
         """Advance and return the confirmed offset.
@@ -150,11 +181,15 @@ class AckTable:
         return "MASTER_MEM"
 
     def in_sync(self, own_offset: int, gap_max: int, *, flushed_only: bool = False) -> list[int]:
-        """Return the nodes that have reported in this epoch and lag at most `gap_max` bytes."""
+        """Return the nodes that have reported in this epoch and lag at most `gap_max` bytes.
+
+        One that takes nothing of what it is sent is not among them, however little it lacks.
+        """
         return [
             node
             for node, reporter in self.reporters.items()
             if reporter.offset is not None
+            and not reporter.stalled
             and own_offset - reporter.offset <= gap_max
             and (reporter.flushed or not flushed_only)
         ]
@@ -166,7 +201,8 @@ class AckTable:
         """
         if self.acks == 1 and not flushed:  # the hot path: no list
             for reporter in self.reporters.values():
-                if reporter.offset is not None and own_offset - reporter.offset <= gap_max:
+                offset = reporter.offset
+                if offset is not None and own_offset - offset <= gap_max and not reporter.stalled:
                     return None
         if self.needed == 0:
             return None
@@ -174,7 +210,7 @@ class AckTable:
         count = len(self.in_sync(own_offset, gap_max, flushed_only=True)) if flushed else written
         if self.count_classic and not flushed:
             for classic in self.classics.values():
-                began = classic.began
+                began = None if classic.stalled else classic.began
                 count += began is not None and own_offset - max(began, classic.offset) <= gap_max
         if count >= self.needed:
             return None

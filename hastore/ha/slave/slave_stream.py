@@ -129,8 +129,12 @@ class SlaveStream:
                 raise ProtocolError(f"epoch {self.epoch} is not the promised epoch; trying again")
             member.gate.open(self.epoch)
 
-    def report(self, now_ms: float | None = None) -> None:
-        """Report the log's end at the ack point, if it grew or a heartbeat is due."""
+    def report(self, now_ms: float | None = None, *, full: bool = False) -> None:
+        """Report the log's end at the ack point, if it grew or a heartbeat is due.
+
+        Each time while the disk is `full`: from the same offset again the master knows that this
+        slave takes nothing.
+        """
         store, gate = self._member.store, self._member.gate
         # The gate's lock keeps an epoch's start from being reported before its entry is taken over.
         with gate.lock:
@@ -142,7 +146,7 @@ class SlaveStream:
         with self._send_lock:
             reported = self._reported
             if reported is not None and offset <= reported:
-                if now - self._reported_ms < self._heartbeat_ms:
+                if now - self._reported_ms < self._heartbeat_ms and not full:
                     return
                 offset = reported
             data = REPORT.pack(offset)
@@ -276,11 +280,11 @@ class SlaveStream:
         log.warning("this node is clean again: it has the log up to %d", end)
 
     def _while_full(self) -> None:
-        """While the disk is full: wait a little, and report, so that the link stays alive."""
+        """While the disk is full: wait a little, and report, so that the master knows of it."""
         if self._closed:
             raise ProtocolError("the link was closed while the disk was full; make room")
         threading.Event().wait(FULL_PAUSE_S)
-        self.report()
+        self.report(full=True)
 
 
 class _FlushReporter(Service):

@@ -8,6 +8,7 @@ import pytest
 from hastore.errors import ProtocolError
 from hastore.ha.master.ha_service import ReadSocketService
 from hastore.ha.master.write_socket_service import AT_ONCE_MS, WriteSocketService
+from hastore.ha.rules.acks import Intake
 from hastore.protocol.ha_link import NO_READERS, READERS_WAIT, confirmed_frame
 from hastore.service import raise_failure
 
@@ -133,10 +134,14 @@ class Connection:
 
     def __init__(self, writer, hello):
         self.writer, self.hello, self.owner, self.counted = writer, hello, self, []
+        self.intake, self.stalled = Intake(), []
         writer.reach_offset = 100
 
     def on_report(self, _connection, offset):
         self.counted.append((offset, self.writer.at_once))
+
+    def on_stalled(self, _connection):
+        self.stalled.append(self.intake.stalled)
 
 
 def test_reports_say_whether_readers_wait(link):
@@ -147,7 +152,12 @@ def test_reports_say_whether_readers_wait(link):
     count([30])
     count([NO_READERS, 30])
     assert connection.counted == [(10, False), (20, True), (30, True), (30, False)]
-    with pytest.raises(ProtocolError, match="went back from 30 to -3"):
+    assert connection.stalled == [True], "30 again, and 100 was on the way"
+    count([READERS_WAIT])
+    assert connection.stalled == [True], "no report"
+    count([40])
+    assert connection.stalled == [True, False]
+    with pytest.raises(ProtocolError, match="went back from 40 to -3"):
         count([-3])
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hastore.ha.rules.acks import AckTable, ClassicReporter, own_reports_confirm
+from hastore.ha.rules.acks import AckTable, ClassicReporter, Intake, own_reports_confirm
 from hastore.ha.rules.epochs import EpochEntry
 
 NODES = frozenset({2, 3, 4})
@@ -105,6 +105,40 @@ def test_in_sync_is_a_lag_of_at_most_the_gap(lag, in_sync):
     made = joined(1)
     made.report(2, 20, 1000 - lag)
     assert (2 in made.in_sync(1000, 256)) == in_sync
+
+
+@pytest.mark.parametrize(
+    ("reports", "stalled"),
+    [
+        ([(10, 10), (10, 10), (10, 50)], False),  # heartbeats, then something is sent
+        ([(10, 50)], False),  # on its way
+        ([(10, 50), (10, 60)], True),  # it had 50 before the first of them
+        ([(10, 10), (10, 50), (10, 50)], True),
+        ([(10, 50), (10, 50), (11, 50)], False),  # it takes something again
+        ([(10, 50), (10, 50), (11, 60), (11, 60)], True),
+    ],
+)
+def test_a_slave_that_reports_the_same_offset_again_takes_nothing(reports, stalled):
+    intake = Intake()
+    changes = [intake.report(*one) for one in reports]
+    assert intake.stalled is stalled and sum(changes) % 2 == stalled
+
+
+def test_a_slave_that_takes_nothing_is_not_in_sync():
+    made = joined(1, count_classic=True)
+    made.report(2, 20, 990)
+    made.note_stalled(2, 19, True)  # of an earlier connection
+    made.note_stalled(9, 90, True)
+    assert made.missing(1000, 256, flushed=False) is None and made.in_sync(1000, 256) == [2]
+    made.note_stalled(2, 20, True)
+    assert "0 of 1 slaves in sync" in made.missing(1000, 256, flushed=False)
+    assert made.in_sync(1000, 256) == [] and made.confirm(1000) == 990, "its copy counts"
+    made.classics[7] = ClassicReporter(began=0, offset=990)
+    assert made.missing(1000, 256, flushed=False) is None
+    made.note_stalled(None, 7, True)
+    assert made.missing(1000, 256, flushed=False) is not None
+    made.note_stalled(2, 20, False)
+    assert made.missing(1000, 256, flushed=False) is None
 
 
 def test_classic_slaves_count_beyond_where_their_stream_began():

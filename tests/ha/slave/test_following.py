@@ -538,6 +538,7 @@ def test_a_slave_of_the_same_number_with_another_store_is_refused(pair):
 
 
 def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
+    """And the slave does not count as in sync: a put that waits for it would wait in vain."""
     _, master, slave = pair()
     master.put_confirmed(b"one")
     connection_id = master.ha._streams[0].connection_id
@@ -550,11 +551,16 @@ def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
 
     monkeypatch.setattr(slave.store, "append_replica", refuse)
     end = master.put(b"two")
+    wait_for(lambda: master.ha.slaves()[0].state == "stalled", "the master's notice")
+    assert not master.ha.slaves()[0].in_sync
+    assert "0 of 1 slaves in sync" in master.ha.can_confirm(flushed=False)
     time.sleep(2.0)
     assert slave.linked and master.ha._streams[0].connection_id == connection_id
     assert slave.store.max_offset < end
     full[0] = False
     in_step(master, slave)
+    wait_for(lambda: master.ha.slaves()[0].in_sync)
+    assert master.ha.can_confirm(flushed=False) is None
 
 
 def test_a_splice_that_fails_half_way_leaves_nothing_and_starts_again(pair, monkeypatch):
