@@ -31,6 +31,7 @@ from hastore.config.model import Role
 from hastore.errors import HastoreError, PromotionRefused
 
 CALL_OFF_S = 5.0  # how long a flip that has failed waits until it is called off
+STORE_CLOSED = "the store is closed: "  # how the reason of a node begins that a failed sync has
 NEAR_BYTES = 4 * 1024 * 1024  # what the wanted node may lack when its promotion begins
 
 
@@ -372,11 +373,18 @@ class ClassicFlip(Flip):
         return f"node {number} is not the master any more: {status['reason']}; see `hastore status`"
 
     def _expected(self, before: Mapping[int, Status]) -> list[int]:
-        """Return the nodes that must follow in the end: the old master, and those that did."""
+        """Return the nodes that must follow in the end: the old master, and those that did.
+
+        Not a master whose store is closed: it takes nothing until a restart.
+        """
         if self.master is None:
             return sorted(set(before) - {self._to})
         slaves = before[self.master]["slaves"]
         near = {one["node"] for one in slaves if one["in_sync"] and one["node"] in before}
+        if str(before[self.master]["reason"]).startswith(STORE_CLOSED):
+            self._say("left", f"node {self.master} follows once it is restarted, because its store "
+                      "is closed: look at its disk first")  # fmt: skip
+            return sorted(near - {self._to})
         return sorted({self.master, *near} - {self._to})
 
     def _wait_whole(self, others: list[int]) -> Status:

@@ -419,6 +419,22 @@ def test_a_node_that_was_behind_before_does_not_hold_up_the_flip(make):
     assert "node 4 does not answer" in steps[1]["text"]
 
 
+def test_an_old_master_whose_store_is_closed_does_not_hold_up_the_flip(make):
+    fakes = make(3)
+    why = "the store is closed: a sync of bytes [0, 100) failed"
+    fakes[1].more.update(writable=False, reason=why)
+
+    def cut_off(number):
+        if fakes.master == 2:
+            fakes.apart.add(frozenset({1, 2}))
+
+    fakes.on_ask = cut_off
+    code, steps, problems = flip(fakes, 2)
+    assert code == 0 and fakes.master == 2, problems
+    (left,) = (one["text"] for one in steps if one["step"] == "left")
+    assert "node 1 follows once it is restarted" in left
+
+
 def test_a_slave_that_does_not_come_back_is_an_error_that_says_who_is_master(make):
     fakes = make()
 

@@ -239,7 +239,7 @@ class MemoryLog:
         self._effect()
 
     spare_bytes = 0
-    no_room = None
+    no_room = broken_reason = None
 
     def free_bytes(self) -> int:
         return 1 << 40

@@ -40,6 +40,11 @@ class ReplicaLog(Protocol):
         ...
 
     @property
+    def broken_reason(self) -> str | None:
+        """Why the log takes nothing any more until a restart; None while it works."""
+        ...
+
+    @property
     def confirmed_offset(self) -> int:
         """All bytes below are known to be on `acks + 1` nodes."""
         ...

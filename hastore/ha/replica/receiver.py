@@ -6,11 +6,27 @@ A slave's link and a promotion's catch-up use it, each in its own thread.
 import logging
 from collections.abc import Callable
 
-from hastore.errors import NoLogFileError, ProtocolError, StoreError, StoreFullError
+from hastore.errors import (
+    NoLogFileError,
+    ProtocolError,
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+)
 from hastore.ha.node.member import Member
+from hastore.ha.node.replica_log import ReplicaLog
 from hastore.ha.rules.epochs import History, agreed, due_entries, next_start
 
 log = logging.getLogger(__name__)
+
+
+def require_open(store: ReplicaLog) -> None:
+    """Raise StoreBrokenError if the log takes nothing any more: such a node follows nobody.
+
+    Its master would count it as in sync until something is put.
+    """
+    if store.broken_reason is not None:
+        raise StoreBrokenError(f"the store is closed: {store.broken_reason}")
 
 
 class Receiver:

@@ -20,6 +20,7 @@ from hastore.errors import HastoreError, ProtocolError, StoreFullError
 from hastore.ha.hello.peer import Call, ask_all, call, check_peer, telling_of_tampering
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
+from hastore.ha.replica.receiver import require_open
 from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at, finish_cut
 from hastore.ha.rules.epochs import History, common_point, named_common
 from hastore.ha.slave.crc_check import DamagedRecordError
@@ -167,6 +168,7 @@ class HAClient(Follower):
         self.known_master = (best.hello.open_epoch, best.node)
         self._raise_promise(best.hello)
         member = self._member
+        require_open(member.store)
         theirs = best.hello
         digest = digest_fields(member, theirs.history, theirs.min_offset, theirs.max_offset)
         with telling_of_tampering(member.on_refused, best.address):

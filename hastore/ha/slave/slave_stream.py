@@ -16,7 +16,7 @@ from hastore.config.model import AckPoint
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.peer import break_link, wait_in_kernel
 from hastore.ha.node.member import Member
-from hastore.ha.replica.receiver import Receiver
+from hastore.ha.replica.receiver import Receiver, require_open
 from hastore.ha.rules.acks import own_reports_confirm
 from hastore.ha.rules.epochs import History
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
@@ -136,6 +136,7 @@ class SlaveStream:
         slave takes nothing.
         """
         store, gate = self._member.store, self._member.gate
+        require_open(store)
         # The gate's lock keeps an epoch's start from being reported before its entry is taken over.
         with gate.lock:
             if gate.epoch != self.epoch:

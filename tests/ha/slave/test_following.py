@@ -563,6 +563,22 @@ def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
     assert master.ha.can_confirm(flushed=False) is None
 
 
+def test_a_slave_whose_store_is_closed_follows_nobody(pair, monkeypatch):
+    """It was in sync as long as nothing was put, and could take nothing."""
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    assert master.ha.can_confirm(flushed=False) is None
+    broken = ["a sync of bytes [0, 100) failed"]
+    closed = property(lambda store: broken[0] if store is slave.store else None)
+    monkeypatch.setattr(type(slave.store), "broken_reason", closed)
+    wait_for(lambda: master.ha.slaves() == [], "the end of the link")
+    wait_for(lambda: slave.client.problem == f"the store is closed: {broken[0]}")
+    assert "0 of 1 slaves in sync" in master.ha.can_confirm(flushed=False)
+    assert slave.client.known_master == (master.member.open_epoch, 1) and not slave.linked
+    broken[0] = None
+    in_step(master, slave)
+
+
 def test_a_splice_that_fails_half_way_leaves_nothing_and_starts_again(pair, monkeypatch):
     monkeypatch.setattr(slave_stream, "SPLICE_BYTES_MIN", 1_000)
     _, master, slave = pair()
