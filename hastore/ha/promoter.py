@@ -117,7 +117,7 @@ class Promoter:
         masters = [r.node for r in replies if r.hello is not None and r.hello.open_epoch]
         answers = [
             self._own_answer(),
-            *(_survey_answer(reply) for reply in replies if reply.hello is not None),
+            *surveyed_answers(replies),
         ]
         self._require_enough(required, answers, replies, flags)
         best = most_advanced(answers, member.config.node)
@@ -661,10 +661,13 @@ def _history(reply: SurveyReply) -> History:
     return reply.answer.history
 
 
-def _survey_answer(reply: SurveyReply) -> PeerAnswer:
-    assert reply.hello is not None
-    hello = reply.hello
-    return PeerAnswer(reply.node, last_epoch(hello.history), hello.max_offset, hello.unclean)
+def surveyed_answers(replies: list[SurveyReply]) -> list[PeerAnswer]:
+    """Return the state of each node that has answered a survey."""
+    hellos = [(reply.node, reply.hello) for reply in replies if reply.hello is not None]
+    return [
+        PeerAnswer(node, last_epoch(hello.history), hello.max_offset, hello.unclean)
+        for node, hello in hellos
+    ]
 
 
 def _promised_answer(reply: SurveyReply) -> PeerAnswer:

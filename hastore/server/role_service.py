@@ -5,6 +5,7 @@
     FOLLOWING   the file changes from SLAVE to a master's role -> PROMOTING
     RESUMING    a survey finds no epoch above this node's own -> MASTER
                 a survey finds a higher epoch -> FOLLOWING
+                a survey finds a node with more of this node's own epoch -> PROMOTING
     PROMOTING   the new epoch is open -> MASTER
                 the promotion is refused for good, or superseded -> FOLLOWING
     MASTER      a higher epoch is seen -> FOLLOWING
@@ -31,9 +32,9 @@ from hastore.errors import HastoreError, PromotionRefused
 from hastore.ha.hello.peer import SurveyReply, ask_all
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
-from hastore.ha.promoter import Flags, Promoter
+from hastore.ha.promoter import Flags, Promoter, surveyed_answers
 from hastore.ha.rules.epochs import EpochEntry, epoch_node, last_epoch
-from hastore.ha.rules.promotion import may_resume
+from hastore.ha.rules.promotion import has_more, may_resume
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose
@@ -449,7 +450,8 @@ class RoleService(Service):
         self.settled.set()
 
     def _may_promote_itself(self) -> bool:
-        """Whether, after a power loss, all nodes answer and none knows a rival's higher epoch.
+        """Whether, after the end of the log may have been lost, all nodes answer and none knows a
+        rival's higher epoch.
 
         If a node knows such an epoch, this node follows. If nodes are silent, `reason` names them.
         """
@@ -462,7 +464,8 @@ class RoleService(Service):
         silent = [str(reply.node) for reply in replies if reply.hello is None]
         if silent:
             self._wait_or_give_up(
-                f"this node's epoch {own} ended with a power loss; every node must answer, "
+                f"this node's epoch {own} is over, because this node may have lost the end of its "
+                "log (a power loss, or a failure of its disk); every node must answer, "
                 f"missing: node {', '.join(silent)} (or run `hastore promote`)",
                 final=False,
             )
@@ -473,11 +476,18 @@ class RoleService(Service):
         """Reopen this node's epoch after a restart, unless another node has a higher one."""
         member = self._member
         epoch = member.state.last_epoch
-        seen = _greatest_epoch(ask_all(member, Purpose.SURVEY))
+        replies = ask_all(member, Purpose.SURVEY)
+        seen = _greatest_epoch(replies)
         if max(seen, member.state.data.promised_epoch) > epoch:
             member.state.promise(seen)
             member.state.save(superseded_by=seen)
             self._yield_to(member.state.data.promised_epoch)
+            return
+        more = has_more(epoch, member.store.max_offset, surveyed_answers(replies))
+        if more is not None:
+            member.state.note_lost_end(member.store.max_offset, more.node, more.log_end)
+            self._self_promotion = True
+            self._promote(Flags())
             return
         try:
             self._promoter.wait_replayed(epoch)

@@ -239,3 +239,26 @@ def a_node_dies_in_the_middle_of_a_cut() -> None:
         one.start()
         if one.store.max_offset != common:
             raise Violation("a part of a tail that was cut is back")
+
+
+def a_master_returns_with_a_shorter_log_than_its_slave() -> None:
+    """A disk has dropped pages in silence: a slave has bytes of the epoch that its master lacks."""
+    with a_group() as group:
+        master = group.promote(1)
+        group.put(master)
+        group.stream(master)
+        master.store.flush()
+        group.put(master)
+        two = follow(group, master, 2)
+        kept = bytes(two.store.data)
+        master.die()
+        master.store._cut(master.store.flushed_offset)
+        master.start()
+        two.end_stream()
+        if master.resume():
+            group.put(master)
+        else:
+            group.promote(1)
+        follow(group, master, 2)
+        if not master.store.data.startswith(kept) or not two.store.data.startswith(kept):
+            raise Violation("what the slave had is lost, and equal offsets have different bytes")

@@ -288,6 +288,11 @@ def epoch_not_over() -> list[Patch]:
     return [(NodeState, "begin_boot", begin)]
 
 
+def resume_short() -> list[Patch]:
+    """A restarted master continues in its epoch though a slave has more of it."""
+    return [(simulation, "has_more", lambda _epoch, _end, _answers: None)]
+
+
 def own_unflushed() -> list[Patch]:
     """Ack point flushed, but the master counts its own unflushed copy."""
     return [(Member, "counts_flushed", False)]
@@ -523,9 +528,9 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         offset_only, own_is_best, length_only, promise_in_memory, writes_after_promise,
         equal_epoch, lower_promised, entry_after_bytes, entries_at_once, history_kept,
         cut_without_intent, history_not_cut, resume_promised, epoch_not_over, own_unflushed,
-        unclean_forgotten, clean_at_hello, source_moved, flip_acks, stale_progress, told_beyond,
-        open_below, survey_counts, dropped_at_once, hidden_for_ever, written_left_out, floor_shared,
-        ends_unstated, ends_unconfirmed, ends_in_part, fence_blocked, waits_blocked,
+        resume_short, unclean_forgotten, clean_at_hello, source_moved, flip_acks, stale_progress,
+        told_beyond, open_below, survey_counts, dropped_at_once, hidden_for_ever, written_left_out,
+        floor_shared, ends_unstated, ends_unconfirmed, ends_in_part, fence_blocked, waits_blocked,
         waits_superseded, own_for_many, own_below_start, own_unwritten,
     )
 }  # fmt: skip

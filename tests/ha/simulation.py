@@ -35,7 +35,7 @@ from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
 from hastore.ha.master.ha_service import HAService, ReadSocketService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
-from hastore.ha.promoter import CatchUp, Flags, Promoter
+from hastore.ha.promoter import CatchUp, Flags, Promoter, surveyed_answers
 from hastore.ha.replica import rewind
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.rules import epochs
@@ -48,7 +48,7 @@ from hastore.ha.rules.epochs import (
     epoch_node,
     last_epoch,
 )
-from hastore.ha.rules.promotion import may_resume
+from hastore.ha.rules.promotion import has_more, may_resume
 from hastore.ha.slave import ha_client
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import Data as DataEvent
@@ -542,9 +542,14 @@ class SimNode:
         epoch = may_resume(data.history, data.promised_epoch, self.number, data.epoch_over)
         if epoch is None:
             return False
-        for reply in self.world.ask_all(member, Purpose.SURVEY):
+        replies = self.world.ask_all(member, Purpose.SURVEY)
+        for reply in replies:
             if reply.hello is not None and reply.hello.promised_epoch > epoch:
                 member.state.promise(reply.hello.promised_epoch)
+        more = has_more(epoch, self.store.max_offset, surveyed_answers(replies))
+        if more is not None:
+            member.state.note_lost_end(self.store.max_offset, more.node, more.log_end)
+            return False
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch or member.open_epoch:
                 return False

@@ -16,6 +16,7 @@ import pytest
 from tests.ha.directed_walks import (
     a_candidate_asks_late,
     a_master_counts_what_it_has_not_synced,
+    a_master_returns_with_a_shorter_log_than_its_slave,
     a_node_dies_in_the_middle_of_a_cut,
     a_node_restarts_twice_after_a_power_loss,
     a_slave_has_all_bytes_but_not_the_entry,
@@ -53,7 +54,7 @@ QUICK = (
     "unclean_counted", "acks_at_once", "ends_unstated", "ends_unconfirmed", "ends_in_part",
     "fence_blocked", "waits_blocked", "waits_superseded", "own_for_many", "own_below_start",
     "own_unwritten", "below_start", "own_unflushed", "unclean_forgotten", "hello_counts",
-    "source_moved", "lower_promised", "cut_without_intent",
+    "source_moved", "lower_promised", "cut_without_intent", "resume_short",
 )  # fmt: skip
 # Where the hunt for a mistake begins that the first walks do not meet.
 STARTS = {"unclean_counted": 180, "acks_at_once": 660}
@@ -63,6 +64,7 @@ DIRECTED = {
     "hidden_for_ever": functools.partial(walk, 1007109, classic="same"),
     "below_start": a_slave_has_a_part_of_an_older_tail,
     "own_unflushed": a_master_counts_what_it_has_not_synced,
+    "resume_short": a_master_returns_with_a_shorter_log_than_its_slave,
     "unclean_forgotten": a_node_restarts_twice_after_a_power_loss,
     "cut_without_intent": a_node_dies_in_the_middle_of_a_cut,
     "hello_counts": a_slave_has_all_bytes_but_not_the_entry,

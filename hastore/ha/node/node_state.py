@@ -222,6 +222,18 @@ class NodeState:
         )
         self.save(unclean=self.data.unclean or not alone, epoch_over=True)
 
+    def note_lost_end(self, end: int, node: int, more: int) -> None:
+        """Record, durably, that this master's log ends at `end`, but `node` has its epoch up to
+        `more`: the epoch is over, and the node unclean.
+        """
+        log.error(
+            "this node was the master of epoch %d, and its log ends at %d, but node %d has bytes of"
+            " that epoch up to %d: this node's disk has lost the end of the log. Look at the disk;"
+            " the epoch is over, and a new one begins with what node %d has",
+            *(self.last_epoch, end, node, more, node),
+        )
+        self.save(unclean=True, epoch_over=True)
+
     def end_cleanly(self) -> None:
         """Record a clean stop: everything is synced and closed."""
         self.save(clean_stop=True)

@@ -122,11 +122,27 @@ def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:
 
 
 def may_resume(history: History, promised_epoch: int, node: int, epoch_over: bool) -> int | None:
-    """Return the epoch in which a restarted master continues, None when that epoch is over."""
+    """Return the epoch in which a restarted master continues, None when that epoch is over.
+
+    It continues only after it has asked the others: none has a higher epoch, and none has more of
+    its own epoch than itself (`has_more`).
+    """
     epoch = last_epoch(history)
     if epoch and epoch_node(epoch) == node and promised_epoch == epoch and not epoch_over:
         return epoch
     return None
+
+
+def has_more(epoch: int, log_end: int, answers: Iterable[PeerAnswer]) -> PeerAnswer | None:
+    """Return the node that has most of `epoch`, whose own master ends at `log_end`; None if no
+    other node has more than the master.
+
+    A master has all of its epoch before it sends anything of it. So a node that has more shows that
+    the master's disk has lost the log's end, whatever the cause: new puts would get offsets at
+    which other nodes have other messages of the same epoch.
+    """
+    more = [one for one in answers if one.last_epoch == epoch and one.log_end > log_end]
+    return max(more, key=lambda one: one.log_end, default=None)
 
 
 def replay_refusal(blocked: str | None, dispatched: int, end: int, gap: int) -> str | None:

@@ -10,6 +10,7 @@ from hastore.ha.rules.epochs import EpochEntry, next_epoch
 from hastore.ha.rules.promotion import (
     PeerAnswer,
     Requirements,
+    has_more,
     judge,
     may_promise,
     may_resume,
@@ -127,3 +128,12 @@ def test_a_master_resumes_only_its_own_last_epoch():
     assert may_resume((ONE, TWO), E3, 2, False) is None  # it promised a higher one
     assert may_resume((ONE, TWO), E2, 1, False) is None  # another node's
     assert may_resume((), 0, 1, False) is None
+
+
+def test_a_master_that_another_has_more_of_has_lost_its_end():
+    same, short, longer, longest = (answer(2, end=end) for end in (500, 400, 501, 600))
+    older = answer(3, last=E1 - 1, end=900)  # a tail of an older epoch says nothing of this one
+    assert has_more(E1, 500, []) is None
+    assert has_more(E1, 500, [same, short, older]) is None
+    assert has_more(E1, 500, [same, longest, longer]) is longest
+    assert has_more(E1, 500, [answer(2, unclean=True, end=501)]) is not None

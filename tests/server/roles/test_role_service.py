@@ -25,6 +25,7 @@ from hastore.fs.filesystem import REAL
 from hastore.ha import promoter
 from hastore.ha.hello import peer
 from hastore.ha.node.node_state import NodeState
+from hastore.record.codec import NO_HOST, build_record
 from hastore.registry.remembered import RegistryMemory
 from hastore.server import role_service
 from hastore.server.node import Node
@@ -32,6 +33,7 @@ from hastore.server.role_service import RoleMode
 from hastore.server.role_source import OneShotFlags, RegistryRoles
 from hastore.service import raise_failure
 from hastore.store import replay
+from hastore.store.state.limits import LimitsPage, read_limits
 from tests.ha.nodes import wait_for
 from tests.process.harness import Ports
 from tests.server.retention.kit import Nodes, fill
@@ -59,6 +61,13 @@ def pair(tmp_path: pathlib.Path) -> Iterator[Nodes]:
         yield nodes
     finally:
         nodes.stop()
+
+
+def fill_a_little(node: Node) -> None:
+    record = build_record(
+        "t", b"x" * 900, queue_id=0, properties=(), born_timestamp_ms=1, born_host=NO_HOST
+    )
+    node.backend.put_encoded([record])
 
 
 def linked(node: Node) -> bool:
@@ -670,3 +679,43 @@ def test_a_slave_names_the_address_at_which_it_finds_no_master(pair: Nodes) -> N
     pair.stop(1)
     two = pair.running[2]
     wait_for(lambda: f"node 1 at {pair.addresses[1].ha} (" in str(two.roles.client.problem))
+
+
+def drop_unsynced(nodes: Nodes, number: int, end: int) -> None:
+    """Let the disk of a node that was killed lose what its log has from `end` on, in silence."""
+    root = pathlib.Path(nodes.config(number, Role.SLAVE).store.root)
+    with open(root / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(end)
+        left = len(file.read())
+        file.seek(end)
+        file.write(bytes(left))
+    page = LimitsPage(REAL, str(root))
+    known = read_limits(REAL, str(root))
+    assert known is not None
+    page.open(known._replace(
+        flushed_offset=end, record_end=end, confirmed_offset=min(known.confirmed_offset, end)
+    ))  # fmt: skip
+    page.close()
+    (root / "abort").touch()
+    state = NodeState(REAL, str(root))
+    state.load(number, "test", "g0")
+    state.save(clean_stop=False)
+
+
+def test_a_master_whose_slave_has_more_of_its_epoch_begins_a_new_one(pair: Nodes) -> None:
+    """Whatever took the end of its log: in its old epoch it would write other bytes there."""
+    one, two = pair.running[1], pair.running[2]
+    fill_a_little(one)
+    kept = one.store.max_offset
+    fill_a_little(one)
+    end, epoch = one.store.max_offset, one.state.last_epoch
+    wait_for(lambda: two.store.confirmed_offset == end)
+    pair.stop(1)
+    drop_unsynced(pair, 1, kept)
+    one = pair.start(1, Role.SYNC_MASTER)
+    wait_for(lambda: writable(one))
+    assert one.state.last_epoch > epoch and one.state.history[-1].start == end
+    assert not one.state.data.unclean
+    wait_for(lambda: linked(two) and two.state.last_epoch == one.state.last_epoch)
+    with one.store.view(kept, end - kept) as mine, two.store.view(kept, end - kept) as theirs:
+        assert mine == theirs and any(mine)
