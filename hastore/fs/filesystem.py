@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import shutil
@@ -33,6 +34,9 @@ NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
 _ZEROS = bytes(1 << 20)
+_KINDS_WITH_OBJECT = ("ext4", "xfs", "f2fs")  # file systems that have a folder in /sys/fs
+
+log = logging.getLogger(__name__)
 
 
 class _Reading(threading.local):
@@ -300,6 +304,15 @@ def _check_locks(path: str) -> None:
                 )
 
 
+def _device_of(path: str) -> int:
+    """Return the device of a path, or of the nearest folder above it that is there."""
+    while True:
+        try:
+            return os.stat(path).st_dev
+        except FileNotFoundError:
+            path = os.path.dirname(os.path.abspath(path))
+
+
 class RealFileSystem(FileSystem):
     """The real file system. What it makes is open to nobody but its owner, whatever the umask."""
 
@@ -338,6 +351,24 @@ class RealFileSystem(FileSystem):
     def is_dir(self, path: str) -> bool:
         """Tell whether the path names a directory."""
         return os.path.isdir(path)
+
+    def mount_id(self, path: str) -> str:
+        """Return the number of the kernel's object for the mounted file system; see FileSystem.
+
+        That is the inode of /sys/fs/TYPE/DEVICE: no two objects of a boot share one. Mount
+        namespaces and bind mounts, as of containers and services, share the file system's pages and
+        that object. ext4, xfs and f2fs have one; of others "" is returned.
+        """
+        try:
+            device = _device_of(path)
+            number = f"{os.major(device)}:{os.minor(device)}"
+            name = os.path.basename(os.readlink(f"/sys/dev/block/{number}"))
+            for kind in _KINDS_WITH_OBJECT:
+                with contextlib.suppress(FileNotFoundError):
+                    return f"{kind}/{name} {os.stat(f'/sys/fs/{kind}/{name}').st_ino}"
+        except OSError as failure:  # no block device, or no sysfs
+            log.debug("the mount of %s is not known: %s", path, failure)
+        return ""
 
     def list_dir(self, path: str) -> list[str]:
         """Return the sorted names in a directory."""

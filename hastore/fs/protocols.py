@@ -93,6 +93,15 @@ class FileSystem(Protocol):
     def is_dir(self, path: str) -> bool:
         """Tell whether the path names a directory."""
 
+    def mount_id(self, path: str) -> str:
+        """Return what tells this mount of the file system of `path` from earlier ones in this boot.
+
+        "": that is not known. What was written, but not synced, goes with the page cache of a file
+        system that the kernel has shut down, though the machine runs on. `path` need not exist.
+        """
+        del path
+        return ""
+
     def list_dir(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; empty when there is no such directory."""
 

@@ -25,7 +25,7 @@ from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.state.entry_state import EntryState
 from hastore.store.state.limits import read_limits
 from hastore.store.state.marker_files import AbortFile, LockFile
-from hastore.store.state.replay_progress import read_boot_id
+from hastore.store.state.replay_progress import cache_survives
 
 NOTED_MAX = 1000  # ranges in a report; of others only the bytes are counted
 
@@ -208,7 +208,7 @@ def _look(fs: FileSystem, root: str, node: int, cluster: str, group: str) -> Sto
             " missing: a repair writes over what is there; restore the files from a backup, or"
             " replace the store"
         )
-    power_lost = AbortFile(fs, root).exists() and limits.boot_id != read_boot_id(fs)
+    power_lost = AbortFile(fs, root).exists() and not cache_survives(fs, root, limits.boot_id)
     only_synced = entries or cut is not None or power_lost
     return Stopped(log, start, end, end if only_synced else found[-1].end)
 

@@ -211,6 +211,8 @@ class Node(BaseNode):
         alone = state.is_alone(self.config.nodes)
         if self.store.limits_lost(known=known):  # the open makes a new page
             state.note_lost_limits(alone=alone)
+        if self.store.sync_failed():  # the same
+            state.note_failed_sync(alone=alone)
         intent = state.data.intent
         self.store.open(
             intent_offset=None if intent is None else intent.offset,

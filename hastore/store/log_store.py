@@ -68,7 +68,7 @@ from hastore.store.message_reader import MessageReader
 from hastore.store.replay import IndexBuildService
 from hastore.store.rescue import Rescued, copy_tail, count_messages, rescue_folder, written_end
 from hastore.store.retention import LogRetention
-from hastore.store.state.limits import Limits, LimitsPage, read_limits
+from hastore.store.state.limits import Limits, LimitsPage, read_limits, sync_failed
 from hastore.store.state.marker_files import (
     AbortFile,
     Checkpoint,
@@ -76,7 +76,7 @@ from hastore.store.state.marker_files import (
     LockFile,
     is_store_name,
 )
-from hastore.store.state.replay_progress import ReplayState, read_boot_id
+from hastore.store.state.replay_progress import ReplayState, cache_survives, read_cache_id
 from hastore.store.store_times import StoreTimes
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class LogStore:
         self._changed = threading.Condition()
         self._waiters = 0
         self._sync_each_put = sync_each_put
-        self._health = StoreHealth(on_failure)
+        self._health = StoreHealth(on_failure, self._note_failure)
         self._lock_file = LockFile(fs, self._root)
         self._abort = AbortFile(fs, self._root)
         self._checkpoint = CheckpointFile(fs, self._root)
@@ -327,6 +327,21 @@ class LogStore:
         """
         return known and read_limits(self._fs, self._root) is None
 
+    def sync_failed(self) -> bool:
+        """Whether the last process has closed this store after a failed sync.
+
+        What was not synced may be gone then, as after a power loss. Ask it before `open`, which
+        forgets it, and note it durably.
+        """
+        return sync_failed(self._fs, self._root)
+
+    def _note_failure(self) -> None:
+        """Write down for the next start that a sync has failed."""
+        try:
+            self._limits.note_failure()
+        except OSError as failure:  # a file system that is shut down must be mounted anew: it tells
+            logger.error("that a sync has failed cannot be noted for the next start: %s", failure)
+
     def _recover(
         self,
         intent_offset: int | None,
@@ -342,14 +357,14 @@ class LogStore:
             self._fs.make_dirs(entries.directory)
         limits = read_limits(self._fs, self._root)
         clean = not self._abort.exists()
-        boot_id = read_boot_id(self._fs)
+        boot_id = read_cache_id(self._fs, self._root)
         if limits is not None and limits.file_size != self.file_size:
             raise StoreError(
                 f"the store {self._root} has commit log files of {limits.file_size} bytes but"
                 f" store.commitlog_file_size is {self.file_size}: set it to {limits.file_size}"
             )
         self.log.queue.load(None if limits is None else limits.file_size)
-        same_boot = limits is not None and limits.boot_id == boot_id
+        same_boot = limits is not None and cache_survives(self._fs, self._root, limits.boot_id)
         recovered = recover(
             self.log, limits,
             clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,

@@ -83,7 +83,7 @@ class MemoryFiles:
 
     def __init__(self, effect: Callable[[], None]) -> None:
         self.files: dict[str, bytes] = {}
-        self.boot = 1
+        self.boot = self.mount = 1
         self._effect = effect
 
     def exists(self, path: str) -> bool:
@@ -94,6 +94,10 @@ class MemoryFiles:
 
     def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
         return b"boot-%d\n" % self.boot if path == BOOT_ID_PATH else self.files[path][:max_bytes]
+
+    def mount_id(self, path: str) -> str:
+        del path
+        return f"mount {self.mount}"
 
     def replace_bytes(self, path: str, data: bytes) -> None:
         self._effect()
@@ -593,6 +597,7 @@ class World:
         self.rng = random.Random(seed)
         self.replay = replay  # it may stop and be slow
         self.replay_rng = random.Random(seed ^ 0x4E91A7)  # so the other choices stay what they are
+        self.mount_rng = random.Random(seed ^ 0x5D0FF)
         self.entries = entries  # the bound of a history
         self.numbers = list(range(1, nodes + 1))
         self.acks = acks
@@ -1008,7 +1013,11 @@ class World:
             node.die()
             self.crashes = False
             node.store.lose_power()
-            node.files.boot += 1
+            if self.mount_rng.random() < 0.3:  # its file system was shut down, and mounted again
+                node.files.mount += 1
+                self.count("mount")
+            else:
+                node.files.boot += 1
 
     def do_retain(self, node: SimNode) -> None:
         if not self.retention or not node.up:

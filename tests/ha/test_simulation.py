@@ -112,7 +112,7 @@ def test_the_promises_hold_in_fresh_walks():
         seen["found"] = seen.get("found", 0) + world.history.found
         seen["lost"] = seen.get("lost", 0) + world.history.lost
     kinds = ("put", "acked", "open", "follow", "kill", "crash", "power", "resume", "healed")
-    for what in (*kinds, "replay", "own", "found", "lost"):
+    for what in (*kinds, "replay", "own", "mount", "found", "lost"):
         assert seen.get(what, 0) > count // 100, (what, seen)  # the walks are not vacuous
 
 

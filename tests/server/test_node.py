@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from hastore.client import Admin, Producer
-from hastore.config.model import BindConfig, NodeAddress, RetentionConfig, Role
+from hastore.config.model import BindConfig, Config, NodeAddress, RetentionConfig, Role
 from hastore.errors import (
     ConfigError,
     Status,
@@ -33,6 +33,7 @@ from hastore.errors import (
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import split_address
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
+from hastore.record.codec import NO_HOST, build_record
 from hastore.server import run
 from hastore.server.node import Node
 from hastore.server.role_service import RoleMode
@@ -93,6 +94,24 @@ class Rebooted:
         if path == BOOT_ID_PATH:
             return b"12345678-1234-1234-1234-123456789abc\n"
         return REAL.read_bytes(path, *limit)
+
+
+class Mounted:
+    """The real file system, as `mount` says; "": what is mounted is not known."""
+
+    def __init__(self, mount: str) -> None:
+        self._mount = mount
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(REAL, name)
+
+    def mount_id(self, path: str) -> str:
+        del path
+        return self._mount
+
+
+def node_on(config: Config, fs: Any) -> Node:
+    return Node(config, lambda: None, fs=fs)
 
 
 class _Unlocking:
@@ -415,6 +434,79 @@ def test_a_power_loss_outlives_a_start_that_cannot_bind(tmp_path: pathlib.Path) 
     start_on_a_taken_port(tmp_path, "ha", Rebooted())
     with running(Node(config_of(tmp_path), lambda: None, fs=Rebooted())) as node:
         assert node.roles.mode is RoleMode.MASTER and node.member.open_epoch > epoch
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "over"),
+    [("1", "2", True), ("1", "", True), ("1", "1", False), ("", "2", False)],
+)
+def test_a_new_mount_in_the_same_boot_counts_as_a_power_loss(
+    tmp_path: pathlib.Path, before: str, after: str, over: bool
+) -> None:
+    """The kernel may have shut the file system down: what was not synced went with it. Where it was
+    not known what is mounted, as with the version before, nothing changes.
+    """
+    for clean in (False, True):
+        root = tmp_path / str(clean)
+        with running(node_on(config_of(root), Mounted(before))) as node:
+            epoch = node.state.last_epoch
+        if not clean:
+            node.state.save(clean_stop=False)
+            (root / "abort").touch()
+        with running(node_on(config_of(root), Mounted(after))) as node:
+            assert (node.member.open_epoch > epoch) is (over and not clean)
+        with running(node_on(config_of(root), Mounted(after))) as again:
+            assert again.member.open_epoch == node.state.last_epoch
+
+
+class FailingSyncs(Mounted):
+    """A disk whose log cannot be synced while `fails`."""
+
+    fails = False
+
+    def open(self, path: str, **how: Any) -> Any:
+        file = REAL.open(path, **how)
+        if "/commitlog/" in path:
+            sync = file.sync
+
+            def refused() -> None:
+                if self.fails:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+                sync()
+
+            file.sync = refused  # type: ignore[method-assign]
+        return file
+
+
+@pytest.mark.parametrize("role", [Role.ASYNC_MASTER, Role.SLAVE])
+def test_a_failed_sync_counts_as_a_power_loss_at_the_next_start(
+    tmp_path: pathlib.Path, role: Role
+) -> None:
+    """The kernel may have dropped what it could not write: nothing else tells in the same boot."""
+    config = msgspec.structs.replace(config_of(tmp_path), role=role)
+    if role is Role.SLAVE:
+        other = NodeAddress(api="tcp://127.0.0.1:1", ha="127.0.0.1:1", http="127.0.0.1:1")
+        config = msgspec.structs.replace(config, nodes={**config.nodes, 2: other}, acks=1)
+    disk = FailingSyncs("")
+    with running(node_on(config_of(tmp_path), disk)) as node:
+        epoch = node.state.last_epoch
+        record = build_record("t", b"x", queue_id=0, properties=(), born_timestamp_ms=1,
+                              born_host=NO_HOST)  # fmt: skip
+        disk.fails = True
+        node.backend.put_encoded([record])
+        with pytest.raises(StoreBrokenError):
+            node.store.flush()
+        with pytest.raises(StoreBrokenError):
+            node.store.close(unlock=False)
+        node.state.save(clean_stop=False)
+    disk.fails = False
+    for _ in range(2):  # the mark outlives a second start
+        with running(node_on(config, disk)) as node:
+            if role is Role.SLAVE:
+                assert node.state.data.unclean and node.state.data.epoch_over
+            else:
+                assert node.member.open_epoch > epoch and not node.state.data.unclean
+                epoch = node.member.open_epoch - 1
 
 
 @pytest.mark.parametrize("step", ["kept positions", "boot"])

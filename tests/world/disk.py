@@ -63,7 +63,7 @@ class Disk(LossyFileSystem):
         super().__init__()
         self.chance = random.Random(f"disk {seed}")
         self.name = seed
-        self.boots = 1
+        self.boots = self.mounts = 1
         self._machine = random.Random(seed).getrandbits(100) << 20
         self.slow_s = 0.0
         self.full = False
@@ -126,6 +126,10 @@ class Disk(LossyFileSystem):
             return f"{uuid.UUID(int=self._machine + self.boots)}\n".encode()
         return super().read_bytes(path, max_bytes)
 
+    def mount_id(self, path: str) -> str:
+        del path
+        return f"mount {self.mounts}"
+
     def keep_reserve(self, folder: str, sizes: Any) -> None:
         FileSystem.keep_reserve(self, folder, sizes)
 
@@ -155,6 +159,12 @@ class Disk(LossyFileSystem):
         found = Disk(self.name)
         found.chance, found.boots = self.chance, self.boots + 1
         found._adopt(self.snapshot(None).restored(self.chance))
+        return found
+
+    def after_mount(self) -> Disk:
+        """Return the disk after the kernel has shut its file system down; the machine runs on."""
+        found = self.after_power_cut()
+        found.boots, found.mounts = self.boots, self.mounts + 1
         return found
 
     def image(self) -> Disk:

@@ -415,6 +415,10 @@ KINDS: dict[str, Kind] = {
     "power": Kind(
         "loss", "{n} loses power", lambda w, e: w.machine(e.node).cut_power(), weight=4
     ),
+    "power of the disk": Kind(
+        "loss", "the file system of {n} is shut down and mounted again",
+        lambda w, e: w.machine(e.node).mount_anew(), weight=2,
+    ),
     "power of all": Kind("loss", "all lose power at once", _cut_all_power),
     "rot in the log": Kind("loss", "a byte rots in the log of {n} ({p})", _rot_log, weight=3),
     "lost disk": Kind(

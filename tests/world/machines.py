@@ -165,6 +165,14 @@ class Machine(Host):
         self._ended()
         self.disk = self.disk.after_power_cut()
 
+    def mount_anew(self) -> None:
+        """End the process with its file system, which the kernel shuts down; it is mounted again.
+
+        What was not synced is lost, and the machine does not boot.
+        """
+        self.kill()
+        self.disk = self.disk.after_mount()
+
     def _ended(self) -> None:
         self.disk.process_ended()
         self.node, self.running = None, False

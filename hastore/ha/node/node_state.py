@@ -53,6 +53,7 @@ class Durable(msgspec.Struct, kw_only=True):
     acks_max: int | None = None
     node_lists: tuple[tuple[int, ...], ...] = ()
     boot_id: str = ""
+    mount_id: str = ""  # of the store's file system, in that boot; "": not known
     ack_point: str = "written"
     clean_stop: bool = False
     unclean: bool = False
@@ -165,14 +166,25 @@ class NodeState:
 
         A changed boot id without a clean stop means a power loss, which ends the epoch. If the ack
         point at that time was `written`, the node is also marked unclean, except in a group of one
-        (`alone`). Entries that start beyond the log's end are removed.
+        (`alone`). Entries that start beyond the log's end are removed. A new mount of the store's
+        file system counts as a new boot: the kernel may have shut the old one down.
         """
         with self._lock:
             data = self.data
             boot_id = self._fs.read_bytes(BOOT_ID_PATH, 64).decode().strip()
-            power_lost = bool(data.boot_id) and data.boot_id != boot_id and not data.clean_stop
+            mount_id = self._fs.mount_id(self._directory)
+            mounted = bool(data.mount_id) and data.mount_id != mount_id
+            changed = bool(data.boot_id) and (data.boot_id != boot_id or mounted)
+            power_lost = changed and not data.clean_stop
+            if power_lost and data.boot_id == boot_id:
+                log.error(
+                    "the store's file system was mounted anew without a clean stop of this node"
+                    " before: what was not synced may be gone, as after a power loss%s",
+                    _UNCLEAN if data.ack_point == "written" and not alone else "",
+                )
             self.save(
                 boot_id=boot_id,
+                mount_id=mount_id,
                 unclean=data.unclean or (power_lost and data.ack_point == "written" and not alone),
                 epoch_over=data.epoch_over or power_lost,
                 ack_point=ack_point,
@@ -206,6 +218,18 @@ class NodeState:
         )
         if not alone:
             self.save(unclean=True)
+
+    def note_failed_sync(self, *, alone: bool) -> None:
+        """Record, durably, that the process before had a sync that failed: what was not synced may
+        be gone, as after a power loss (`begin_boot`).
+        """
+        unclean = self.data.ack_point == "written" and not alone
+        log.error(
+            "a sync has failed before this start: what was not synced may be gone, as after a"
+            " power loss%s",
+            _UNCLEAN if unclean else "",
+        )
+        self.save(unclean=self.data.unclean or unclean, epoch_over=True)
 
     def note_doubt(self, end: int, *, alone: bool) -> None:
         """Record, durably, that the log is about to be cut at `end`, and what lies behind may have

@@ -52,12 +52,18 @@ class StoreHealth:
     After a failed fsync the kernel may have dropped the dirty pages, and the next fsync may report
     success. Only a restart, which recovers from the bytes on the disk, opens the store again.
 
-    `on_failure` is called once for each reason, in the thread that met the failure.
+    `on_failure` is called once for each reason, in the thread that met the failure; before that
+    `note` once, if the disk's content is unknown: it writes that down for the next start.
     """
 
-    def __init__(self, on_failure: Callable[[str, BaseException], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+        note: Callable[[], None] = lambda: None,
+    ) -> None:
         self.reason: str | None = None
         self._on_failure = on_failure
+        self._note = note
         self._guard = threading.Lock()
 
     def fail(self, what: str, failure: BaseException) -> StoreBrokenError:
@@ -69,6 +75,7 @@ class StoreHealth:
         error = StoreBrokenError(self.reason)
         if first:
             log.critical("the store is closed: %s", self.reason)
+            self._note()
             if self._on_failure is not None:
                 self._on_failure("store", error)
         return error

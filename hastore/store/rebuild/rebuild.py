@@ -60,7 +60,7 @@ from hastore.store.rebuild.write import (
     index_tasks,
 )
 from hastore.store.state.marker_files import CheckpointFile, LockFile
-from hastore.store.state.replay_progress import ReplayState, read_boot_id
+from hastore.store.state.replay_progress import ReplayState, read_cache_id
 
 RANGE_BYTES = 128 << 20
 BUCKETS = 32
@@ -247,7 +247,7 @@ class Rebuild:
         fs, path = self._fs, f"{self._work}/plan"
         plan = {
             "version": 2,
-            "boot": read_boot_id(fs).hex(),
+            "boot": read_cache_id(fs, self._work).hex(),
             "store": os.path.abspath(self._log.root),
             "log": fingerprint(fs, self._log),
             "sizes": asdict(self._sizes),

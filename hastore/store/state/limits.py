@@ -8,7 +8,10 @@ The node's threads update it as the limits move, and recovery reads it at the ne
       0 magic "HSLM" 4 | 4 version 4 | 8 sequence 8 | 16 boot id 16 | 32 file_size 8
      40 first_offset 8 | 48 flushed 8 | 56 record_end 8 | 64 recovery_start 8
      72 next_recovery_start 8 | 80 confirmed 8 | 88 readable 8 | 96 CRC-32 (of all before) 4
+    at 1024: "HSLF" 4 once the store has closed after a failed sync, until the next start
 
+The boot id is that of the machine's boot, mixed with that of the file system's mount where that is
+known (replay_progress.read_cache_id).
 `record_end` and both recovery starts are offsets at which a record ends and the next may begin. All
 records below them were whole when the slot was written. These three offsets are valid while the
 same kernel runs, because the page cache survives kill -9. After a power loss only `flushed` is
@@ -28,6 +31,8 @@ _SLOT = struct.Struct(">Q16sqqqqqqqq")  # the fields of Limits, in their order
 _SLOT_BYTES = _SLOT.size + FRAME_BYTES
 _SLOT_AT = (0, 2048)
 _PAGE_SIZE = 4096
+_FAILED_AT = 1024
+_FAILED = b"HSLF"
 RECOVERY_STEP_BYTES = 32 << 20  # a recovery starts between one and two steps before the end
 
 
@@ -77,6 +82,18 @@ def read_limits(fs: FileSystem, root: str) -> Limits | None:
     return max(found, key=lambda limits: limits.sequence)
 
 
+def sync_failed(fs: FileSystem, root: str) -> bool:
+    """Whether the last process with this store has closed it after a failed sync.
+
+    What was not synced then may be gone, though the machine has not booted since: the kernel may
+    have dropped it from memory. Ask before the page is opened, which forgets it.
+    """
+    path = limits_path(root)
+    if not fs.exists(path):
+        return False
+    return fs.read_bytes(path, _PAGE_SIZE)[_FAILED_AT:].startswith(_FAILED)
+
+
 class LimitsPage:
     """The page of a store that this process has open; thread-safe.
 
@@ -102,6 +119,7 @@ class LimitsPage:
             if file.size < _PAGE_SIZE:
                 file.allocate(_PAGE_SIZE)  # later writes never lack room
             self._file, self.now = file, limits
+            file.pwrite(bytes(len(_FAILED)), _FAILED_AT)
             self.update(sync=True)
             self.update(sync=True)  # the other slot, which an earlier process wrote
             self._fs.sync_dir(directory)
@@ -190,6 +208,16 @@ class LimitsPage:
             file = self._file
         if file is not None:
             file.sync()
+
+    def note_failure(self) -> None:
+        """Write that a sync has failed; `sync_failed` tells the next start. Raises OSError.
+
+        It is not synced: it counts as long as this boot and the file system's mount last. After
+        another one the start counts as one after a power loss anyhow.
+        """
+        with self._guard:
+            if self._file is not None:
+                self._file.pwrite(_FAILED, _FAILED_AT)
 
     def close(self) -> None:
         """Close the page; later updates only change `now`."""

@@ -1,15 +1,18 @@
 """Replay's progress, `<root>/hastore/replay`: how far the derived files are complete.
 
-     0 magic "HSRP" 4 | 4 version 4 | 8 boot id 16 | 24 dispatched 8 | 32 synced 8
+     0 magic "HSRP" 4 | 4 version 4 | 8 cache id 16 | 24 dispatched 8 | 32 synced 8
     40 units 4 | 44 slots 4 | 48 entries 4 | 52 CRC-32 (of all before) 4
 
 Replay writes the file after each batch. The derived files have every record below `dispatched`, at
-least in the page cache, so this offset is valid while the kernel with that boot id runs. They have
+least in the page cache, so this offset is valid while there is the page cache with that id, which
+is that of the machine's boot, and of the file system's mount where that is known. They have
 every record below `synced` on the disk. Units, slots and entries are the sizes of the derived
 files. If these differ from the configured sizes, or the file is missing, as in a store that
 RocketMQ wrote, all derived files are built anew.
 """
 
+import functools
+import hashlib
 import struct
 import threading
 from typing import NamedTuple
@@ -25,7 +28,7 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class SavedOffsets(NamedTuple):
-    """The file's offsets; `dispatched` is valid only if `trusted` (the same kernel still runs)."""
+    """The file's offsets; `dispatched` is valid only if `trusted`: the page cache survives."""
 
     dispatched: int
     synced: int
@@ -35,6 +38,27 @@ class SavedOffsets(NamedTuple):
 def read_boot_id(fs: FileSystem) -> bytes:
     """Return the 16 bytes that identify the machine's current boot."""
     return bytes.fromhex(fs.read_bytes(BOOT_ID_PATH, 64).decode("ascii").strip().replace("-", ""))
+
+
+def read_cache_id(fs: FileSystem, path: str) -> bytes:
+    """Return the 16 bytes that identify the page cache of the file system of `path`.
+
+    They change with the machine's boot, and with a new mount of the file system, if that is known:
+    then they are those of the boot mixed with those of the mount.
+    """
+    boot_id, mount_id = read_boot_id(fs), fs.mount_id(path)
+    if not mount_id:
+        return boot_id
+    mixed = hashlib.sha256(boot_id + mount_id.encode("utf-8", "surrogateescape"))
+    return mixed.digest()[:16]
+
+
+def cache_survives(fs: FileSystem, path: str, saved: bytes) -> bool:
+    """Whether the page cache of the file system of `path` is still that with the id `saved`.
+
+    An earlier version saved the boot id alone.
+    """
+    return saved in (read_cache_id(fs, path), read_boot_id(fs))
 
 
 def read_sizes(fs: FileSystem, path: str) -> tuple[int, int, int] | None:
@@ -67,12 +91,12 @@ class ReplayState:
         entries: int,
         boot_id: bytes | None = None,
     ) -> None:
-        """Prepare; `boot_id` is the running kernel's by default."""
+        """Prepare; `boot_id` is that of the file system's page cache by default (read_cache_id)."""
         self._fs = fs
         self._path = path
         self._sizes = (units, slots, entries)
-        self._this_boot = read_boot_id(fs) if boot_id is None else boot_id
-        self._boot_id = self._this_boot  # the id to write: zeros after `distrust`
+        self._given_boot = boot_id
+        self._distrusted = False  # zeros are written instead of the id
         self._file: File | None = None
         self._lock = threading.RLock()
         self.dispatched = 0
@@ -91,7 +115,14 @@ class ReplayState:
         if tuple(sizes) != self._sizes:
             return SavedOffsets(0, 0, False)
         self.dispatched, self.synced = dispatched, synced
-        return SavedOffsets(dispatched, synced, boot_id == self._this_boot)
+        if self._given_boot is not None:
+            return SavedOffsets(dispatched, synced, boot_id == self._given_boot)
+        return SavedOffsets(dispatched, synced, cache_survives(self._fs, self._path, boot_id))
+
+    @functools.cached_property
+    def _this_boot(self) -> bytes:
+        given = self._given_boot
+        return read_cache_id(self._fs, self._path) if given is None else given
 
     def save_dispatched(self, offset: int) -> None:
         """Write that the derived files have all records below `offset`.
@@ -110,7 +141,7 @@ class ReplayState:
 
     def trust(self) -> None:
         """Undo `distrust` from the next write on, after the files in doubt were moved away."""
-        self._boot_id = self._this_boot
+        self._distrusted = False
 
     def save(self, dispatched: int, synced: int) -> None:
         """Set both offsets durably, before derived files are cut.
@@ -132,7 +163,7 @@ class ReplayState:
         After a failed sync the kernel may have dropped pages, so `dispatched` is not valid.
         """
         with self._lock:
-            self._boot_id = bytes(16)
+            self._distrusted = True
             self._write(self.dispatched, self.synced)
 
     def close(self) -> None:
@@ -142,7 +173,8 @@ class ReplayState:
             self._file = None
 
     def _write(self, dispatched: int, synced: int) -> None:
-        content = _STATE.pack(self._boot_id, dispatched, synced, *self._sizes)
+        boot_id = bytes(16) if self._distrusted else self._this_boot
+        content = _STATE.pack(boot_id, dispatched, synced, *self._sizes)
         self._open().pwrite(_FRAME.pack(content), 0)
         self.dispatched, self.synced = dispatched, synced
 

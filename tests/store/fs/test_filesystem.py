@@ -383,3 +383,37 @@ def test_a_locked_directory_that_was_moved_is_not_made_again(tmp_path):
     lock.close()
     REAL.make_dirs(f"{root}/index")
     assert (root / "index").is_dir()
+
+
+def test_the_mount_of_a_path_that_is_not_there_is_that_of_its_folder(tmp_path: Path) -> None:
+    assert REAL.mount_id(f"{tmp_path}/not/there") == REAL.mount_id(str(tmp_path))
+    assert REAL.mount_id("/proc") == ""  # no disk, no page that a disk should have
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_file_system_that_is_mounted_anew_has_another_mount_id(tmp_path: Path) -> None:
+    image, folder, other = (f"{tmp_path}/{name}" for name in ("image", "folder", "other"))
+    os.mkdir(folder)
+    os.mkdir(other)
+    with open(image, "wb") as file:
+        file.truncate(16 << 20)
+    seen = []
+    for _ in range(2):
+        made = subprocess.run(
+            f"test -s {image}.made || mkfs.ext4 -q {image} && echo > {image}.made && "
+            f"mount -o loop {image} {folder}",
+            shell=True, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        if made.returncode:
+            pytest.skip(f"no ext4 can be mounted here: {made.stderr}")
+        try:
+            seen.append(REAL.mount_id(folder))
+            assert REAL.mount_id(f"{folder}/lost+found") == seen[-1]
+            subprocess.check_call(["mount", "--bind", folder, other])  # as a container has it
+            try:
+                assert REAL.mount_id(other) == seen[-1]
+            finally:
+                subprocess.check_call(["umount", other])
+        finally:
+            subprocess.check_call(["umount", folder])
+    assert all(seen) and seen[0] != seen[1]
