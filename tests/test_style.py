@@ -250,7 +250,7 @@ SETS_CALLBACKS = {
     "server.callbacks": {"on_append", "on_flushed", "on_superseded", "on_promise", "on_change",
                          "on_persisted", "on_role", "after_done", "on_readable", "on_cut",
                          "on_delayed", "on_damage", "on_wrong", "on_blocked_cut",
-                         "on_blocked_replay", "on_opening"},
+                         "on_blocked_replay", "on_opening", "on_lost_end"},
 }  # fmt: skip
 CALLBACKS_OF = ("server", "ha", "dledger", "store", "registry")
 

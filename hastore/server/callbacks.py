@@ -9,6 +9,8 @@ set (tests/test_style.py).
     HAService.on_append          after each put               the one that puts; the write gate
     HAService.on_flushed         after each sync              the one that synced; none
     RoleService.note_superseded  a higher epoch is seen       the one that learned of it; none
+    RoleService.note_lost_end    a slave has more of the      the reader of its link; none
+                                 epoch than its master
     RoleService.note_promise     after each promise           the same; none
     TakeOver.begin_queues        an epoch is to be opened     RoleService; none
     RoleService.wake             another role in ZooKeeper    NodeRegistry; none
@@ -75,6 +77,7 @@ def connect_roles(
     """
     member.on_opening = tables.begin_queues
     member.on_superseded = roles.note_superseded
+    member.on_lost_end = roles.note_lost_end
     member.on_promise = roles.note_promise
     if registry is not None:
         registry.on_change = roles.wake

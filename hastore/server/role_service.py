@@ -9,6 +9,7 @@
     PROMOTING   the new epoch is open -> MASTER
                 the promotion is refused for good, or superseded -> FOLLOWING
     MASTER      a higher epoch is seen -> FOLLOWING
+                a slave has more of this node's own epoch -> PROMOTING
     any mode    the file changes to SLAVE -> FOLLOWING
                 the file says master, and `hastore promote` wrote once.json -> PROMOTING
 
@@ -114,6 +115,7 @@ class RoleService(Service):
         self._problem: str | None = None  # why the last tick failed
         self._wakeup = threading.Event()
         self._superseded: tuple[int, str] | None = None
+        self._lost_end = False
         self._next_try_ms = 0.0
         self._no_new_epoch: str | None = None  # see `new_epoch_problem`
 
@@ -161,6 +163,14 @@ class RoleService(Service):
         """
         self._superseded = (epoch, source)
         self._ha.close_epoch(f"epoch {epoch} of {source} supersedes it")
+        self._wakeup.set()
+
+    def note_lost_end(self) -> None:
+        """End the waiting puts, because a slave has more of this master's epoch than itself; any
+        thread calls this. The next tick begins a new epoch with what that slave has.
+        """
+        self._lost_end = True
+        self._ha.close_epoch("a slave has more of the epoch than this node")
         self._wakeup.set()
 
     def note_promise(self) -> None:
@@ -213,8 +223,7 @@ class RoleService(Service):
             return
         own_is_last = epoch_node(last_epoch(data.history)) == node
         if data.epoch_over and own_is_last and data.promised_epoch == last_epoch(data.history):
-            self._self_promotion = True
-            self._promote(Flags())
+            self._promote_itself()
             return
         self._yield_to(data.promised_epoch)
 
@@ -227,6 +236,10 @@ class RoleService(Service):
         self._look_for_change()
         if self._superseded is not None:
             self._lose_role()
+        if self._lost_end:
+            self._lost_end = False
+            if self.mode is RoleMode.MASTER and not self._member.open_epoch:
+                self._promote_itself()
         if self._changed is not None:
             self._flip(self._changed)
             self._changed = None  # only now: nobody tells of it a second time
@@ -405,6 +418,11 @@ class RoleService(Service):
         if not self._member.open_epoch:
             self._start_client()
 
+    def _promote_itself(self) -> None:
+        """Begin a promotion without an order: this node's epoch is over, and none is higher."""
+        self._self_promotion = True
+        self._promote(Flags())
+
     def _try_promotion(self) -> None:
         try:
             if self._self_promotion and not self._may_promote_itself():
@@ -486,8 +504,7 @@ class RoleService(Service):
         more = has_more(epoch, member.store.max_offset, surveyed_answers(replies))
         if more is not None:
             member.state.note_lost_end(member.store.max_offset, more.node, more.log_end)
-            self._self_promotion = True
-            self._promote(Flags())
+            self._promote_itself()
             return
         try:
             self._promoter.wait_replayed(epoch)

@@ -241,8 +241,11 @@ def a_node_dies_in_the_middle_of_a_cut() -> None:
             raise Violation("a part of a tail that was cut is back")
 
 
-def a_master_returns_with_a_shorter_log_than_its_slave() -> None:
-    """A disk has dropped pages in silence: a slave has bytes of the epoch that its master lacks."""
+def a_master_returns_with_a_shorter_log_than_its_slave(*, late: bool = False) -> None:
+    """A disk has dropped pages in silence: a slave has bytes of the epoch that its master lacks.
+
+    `late`: the master cannot ask that slave before it resumes.
+    """
     with a_group() as group:
         master = group.promote(1)
         group.put(master)
@@ -255,8 +258,15 @@ def a_master_returns_with_a_shorter_log_than_its_slave() -> None:
         master.store._cut(master.store.flushed_offset)
         master.start()
         two.end_stream()
-        if master.resume():
+        group.world.cut_off = {2} if late else set()
+        if master.resume() and not late:
             group.put(master)
+        elif late:
+            group.world.cut_off = set()
+            follow(group, master, 2)
+            if master.open or bytes(two.store.data) != kept:
+                raise Violation("a master that lacks what its slave has goes on")
+            group.promote(1)
         else:
             group.promote(1)
         follow(group, master, 2)

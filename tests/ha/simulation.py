@@ -483,6 +483,7 @@ class SimNode:
         self.transfer = GroupTransferService(world.clock, lambda: None, on_failure=raise_failure)
         self.ha = ha = HAService(self.member, self.transfer)
         self.member.on_superseded = lambda epoch, who: ha.close_epoch(f"{epoch} of {who}")
+        self.member.on_lost_end = self._on_lost_end
         self.member.on_promise = self._on_promise
         self.client = ha_client.HAClient(self.member)
         self.promoter = Promoter(
@@ -498,6 +499,11 @@ class SimNode:
     def _on_promise(self) -> None:
         if self.stream is not None:
             self.stream._closed = True  # the loop ends in another step
+
+    def _on_lost_end(self) -> None:
+        self.world.count("lost end")
+        if self.ha is not None:
+            self.ha.close_epoch("a slave has more")
 
     def _on_confirmed(self, confirmed: int) -> None:
         if self.ha is not None and self.ha._table is not None and self.member.open_epoch:

@@ -114,6 +114,7 @@ def test_the_promises_hold_in_fresh_walks():
     kinds = ("put", "acked", "open", "follow", "kill", "crash", "power", "resume", "healed")
     for what in (*kinds, "replay", "own", "mount", "found", "lost"):
         assert seen.get(what, 0) > count // 100, (what, seen)  # the walks are not vacuous
+    assert "lost end" not in seen  # no healthy disk is taken for one that drops pages
 
 
 @pytest.mark.parametrize("classic", ["same", "two"])
@@ -140,6 +141,10 @@ def test_the_ends_of_queues_outlive_retention_and_failovers():
             seen[what] = seen.get(what, 0) + times
     for what in ("put", "open", "stated", "retained", "healed"):
         assert seen.get(what, 0) > count // 3, (what, seen)
+
+
+def test_a_master_that_lacks_what_a_late_slave_has_begins_a_new_epoch():
+    a_master_returns_with_a_shorter_log_than_its_slave(late=True)
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))

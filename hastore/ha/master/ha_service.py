@@ -45,7 +45,7 @@ from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.acks import AckTable, ClassicReporter, Intake
 from hastore.ha.rules.epochs import EpochEntry
-from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
+from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow, lacks_own_end
 from hastore.protocol.ha_link import (
     CLASSIC_BODY_BYTES,
     NO_READERS,
@@ -98,6 +98,7 @@ class HAService:
         # Replaced, never changed: the appending thread reads it without a lock.
         self._streams: tuple[HAConnection, ...] = ()
         self._table: AckTable | None = None
+        self._opened_at = 0  # the log's end when the epoch was opened here
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
         self._serial = (
             0  # numbers the PutProgress made under `_lock`, so that older ones are ignored
@@ -136,7 +137,7 @@ class HAService:
         """Serve slaves in this epoch from now on; the caller holds the gate and opens it next."""
         store = self.member.store
         with self._lock:
-            self._sync = sync
+            self._sync, self._opened_at = sync, store.max_offset
             self._table = AckTable(
                 epoch=entry.epoch,
                 acks=entry.acks,
@@ -209,14 +210,17 @@ class HAService:
                 store.max_offset,
                 store.file_size,
                 digest,
+                self._opened_at,
             )
             answer = answer_follow(view, hello)
-            if isinstance(answer, Refused):
+            if not isinstance(answer, Refused):
+                member.state.learn_store(hello.node, hello.store_id)
+                if isinstance(answer, StreamFrom):
+                    self._register(connection, hello, answer.offset)
                 return answer
-            member.state.learn_store(hello.node, hello.store_id)
-            if isinstance(answer, StreamFrom):
-                self._register(connection, hello, answer.offset)
-            return answer
+        if lacks_own_end(view, hello):
+            member.end_short_epoch(self._opened_at, hello.node, hello.max_offset)
+        return answer
 
     def classic_start(self, report: int) -> int:
         """Return where a RocketMQ slave's stream starts, given its first report.

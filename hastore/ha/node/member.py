@@ -31,8 +31,9 @@ class Member:
     """The state that the parts of a node's HA side share.
 
     `open_epoch` changes only under the gate's lock. `on_superseded(epoch, who)` is called after a
-    higher epoch has turned this master read-only. `on_promise()` is called after each promise.
-    Both run without the gate's lock, in the thread that learned of the epoch.
+    higher epoch has turned this master read-only, `on_lost_end()` after this master has ended its
+    epoch (`end_short_epoch`), `on_promise()` after each promise: without the gate's lock, in the
+    thread that learned of it.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Member:
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: none
         self.role = "SLAVE"  # the present role, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = lambda _epoch, _who: None
+        self.on_lost_end: Callable[[], None] = lambda: None
         self.on_promise: Callable[[], None] = lambda: None
         self.on_opening: Callable[[EpochStarts], None] = lambda _: None  # before puts are taken
         self.on_refused = on_refused
@@ -253,6 +255,22 @@ class Member:
             self.state.promise(epoch, superseded=True)
         finally:  # the node is read-only even if the write failed
             self._tell(was, epoch, who)
+
+    def end_short_epoch(self, opened_at: int, node: int, more: int) -> None:
+        """End this master's epoch, durably: `node` has it up to `more`, beyond this log's end.
+
+        Then this node begins a new epoch with what `node` has. Not if this log has grown since the
+        epoch was opened here at `opened_at`: it has other bytes there, and the operator decides.
+        """
+        with self.gate.lock:
+            if not self.open_epoch or self.store.max_offset != opened_at:
+                return
+            self.gate.close()
+            self.open_epoch = 0
+        try:
+            self.state.note_lost_end(opened_at, node, more)
+        finally:  # the node is read-only even if the write failed
+            self.on_lost_end()
 
     def step_down(self) -> bool:
         """Stop being master without a higher epoch, as in a demotion.

@@ -35,6 +35,7 @@ class MasterView:
     max_offset: int
     file_size: int
     digest: bytes = b""  # of the master's own bytes in the range that the slave named
+    opened_at: int | None = None  # the log's end when the master opened, or resumed, its epoch
 
 
 def check_identity(
@@ -75,12 +76,43 @@ def check_identity(
     return None
 
 
+def lacks_own_end(master: MasterView, hello: Hello) -> bool:
+    """Whether a slave has more of the master's own epoch than the master: it had all of it first,
+    so its disk has lost the end of the log (`promotion.has_more`).
+    """
+    return last_epoch(hello.history) == master.epoch and hello.max_offset > master.max_offset
+
+
+def _lost_end(master: MasterView, hello: Hello) -> str:
+    """Say what a master lacks of its own epoch, and what loses the least."""
+    node, begin = hello.node, master.opened_at
+    text = (
+        f"this master's disk has lost the end of its log, which ends at {master.max_offset}: node "
+        f"{node} has bytes of its epoch {master.epoch} up to {hello.max_offset}. Nothing is cut; "
+    )
+    give_up = (
+        f"`hastore demote --accept-loss` for node {node} gives up its bytes from there on (they "
+        "are archived under rescued/)"
+    )
+    if begin is None or begin == master.max_offset:
+        return text + (
+            f"the master begins a new epoch with them once every node answers; `hastore promote` "
+            f"on node {node} keeps them too; {give_up}"
+        )
+    return text + (
+        f"since its restart the master has written other messages from {begin} on, so do not "
+        f"promote node {node}: {give_up}"
+    )
+
+
 def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     """Decide what an open master answers to a slave; changes nothing.
 
     A slave that has promised a higher epoch is refused with that epoch: the master must then turn
     read-only. A slave that has promised only a lower epoch is refused until it promises this one.
-    Until then the candidate that has the lower promise may rely on the slave's log as it is.
+    Until then the candidate that has the lower promise may rely on the slave's log as it is. One
+    that has more of the master's own epoch is refused, unless it gives that up: a cut would take
+    what only this slave has, and may have been acknowledged.
     """
     if hello.promised_epoch > master.promised_epoch:
         return Refused(
@@ -106,6 +138,11 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     if problem is not None:
         return Refused(problem)
     common, kept = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
+    if lacks_own_end(master, hello):
+        if not hello.accept_loss:
+            return Refused(_lost_end(master, hello))
+        if master.opened_at is not None:  # what was written since may be other bytes
+            common = min(common, master.opened_at)
     blind = nothing_to_compare(
         hello.history, hello.min_offset, hello.max_offset,
         master.history, master.min_offset, master.max_offset,

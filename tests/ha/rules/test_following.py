@@ -45,9 +45,19 @@ def test_an_unshared_tail_is_rewound():
     later = master(epoch=4 << 16 | 1, promised_epoch=4 << 16 | 1)
     tail = slave(promised_epoch=4 << 16 | 1, history=(ONE, other), max_offset=450)
     assert answer_follow(later, tail) == RewindTo(450, 1)
-    # Ahead in the master's own epoch: the bytes that the master lost are cut.
+
+
+def test_what_a_master_has_lost_of_its_own_epoch_is_not_cut_from_its_slave():
     ahead = slave(history=(ONE, TWO), max_offset=1000)
-    assert answer_follow(master(), ahead) == RewindTo(900, 2)
+    answer = answer_follow(master(), ahead)
+    assert isinstance(answer, Refused) and "begins a new epoch with them" in answer.reason
+    assert "`hastore promote` on node" in answer.reason
+    given_up = slave(history=(ONE, TWO), max_offset=1000, accept_loss=True)
+    assert answer_follow(master(), given_up) == RewindTo(900, 2)
+    written = master(opened_at=700)  # since its restart it has other bytes of the epoch from there
+    answer = answer_follow(written, ahead)
+    assert isinstance(answer, Refused) and "do not promote node" in answer.reason
+    assert answer_follow(written, given_up) == RewindTo(700, 2)
 
 
 def test_an_empty_slave_starts_at_the_beginning():

@@ -702,8 +702,13 @@ def drop_unsynced(nodes: Nodes, number: int, end: int) -> None:
     state.save(clean_stop=False)
 
 
-def test_a_master_whose_slave_has_more_of_its_epoch_begins_a_new_one(pair: Nodes) -> None:
-    """Whatever took the end of its log: in its old epoch it would write other bytes there."""
+@pytest.mark.parametrize("late", [False, True])
+def test_a_master_whose_slave_has_more_of_its_epoch_begins_a_new_one(
+    pair: Nodes, late: bool
+) -> None:
+    """Whatever took the end of its log: in its old epoch it would write other bytes there. `late`:
+    it has resumed the epoch before that slave answers.
+    """
     one, two = pair.running[1], pair.running[2]
     fill_a_little(one)
     kept = one.store.max_offset
@@ -712,7 +717,13 @@ def test_a_master_whose_slave_has_more_of_its_epoch_begins_a_new_one(pair: Nodes
     wait_for(lambda: two.store.confirmed_offset == end)
     pair.stop(1)
     drop_unsynced(pair, 1, kept)
+    if late:
+        pair.stop(2)
     one = pair.start(1, Role.SYNC_MASTER)
+    if late:
+        assert one.member.open_epoch == epoch
+        two = pair.start(2, Role.SLAVE)
+        wait_for(lambda: one.state.last_epoch > epoch)
     wait_for(lambda: writable(one))
     assert one.state.last_epoch > epoch and one.state.history[-1].start == end
     assert not one.state.data.unclean
