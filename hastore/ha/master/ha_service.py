@@ -99,6 +99,7 @@ class HAService:
         self._streams: tuple[HAConnection, ...] = ()
         self._table: AckTable | None = None
         self._opened_at = 0  # the log's end when the epoch was opened here
+        self._answered: set[int] = set()  # the nodes that were told since then where to follow from
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
         self._serial = (
             0  # numbers the PutProgress made under `_lock`, so that older ones are ignored
@@ -138,6 +139,7 @@ class HAService:
         store = self.member.store
         with self._lock:
             self._sync, self._opened_at = sync, store.max_offset
+            self._answered = set()
             self._table = AckTable(
                 epoch=entry.epoch,
                 acks=entry.acks,
@@ -211,9 +213,11 @@ class HAService:
                 store.file_size,
                 digest,
                 self._opened_at,
+                hello.node in self._answered,
             )
             answer = answer_follow(view, hello)
             if not isinstance(answer, Refused):
+                self._answered.add(hello.node)
                 member.state.learn_store(hello.node, hello.store_id)
                 if isinstance(answer, StreamFrom):
                     self._register(connection, hello, answer.offset)

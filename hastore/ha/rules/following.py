@@ -36,6 +36,7 @@ class MasterView:
     file_size: int
     digest: bytes = b""  # of the master's own bytes in the range that the slave named
     opened_at: int | None = None  # the log's end when the master opened, or resumed, its epoch
+    answered: bool = True  # it has given this slave bytes or an offset since then
 
 
 def check_identity(
@@ -79,16 +80,23 @@ def check_identity(
 def lacks_own_end(master: MasterView, hello: Hello) -> bool:
     """Whether a slave has more of the master's own epoch than the master: it had all of it first,
     so its disk has lost the end of the log (`promotion.has_more`).
+
+    A slave that comes for the first time since the master opened or resumed the epoch can have none
+    of what was written since. An unclean one may have it from a backup of another node.
     """
-    return last_epoch(hello.history) == master.epoch and hello.max_offset > master.max_offset
+    limit = master.max_offset
+    if master.opened_at is not None and not master.answered and not hello.unclean:
+        limit = min(limit, master.opened_at)
+    return last_epoch(hello.history) == master.epoch and hello.max_offset > limit
 
 
 def _lost_end(master: MasterView, hello: Hello) -> str:
     """Say what a master lacks of its own epoch, and what loses the least."""
     node, begin = hello.node, master.opened_at
     text = (
-        f"this master's disk has lost the end of its log, which ends at {master.max_offset}: node "
-        f"{node} has bytes of its epoch {master.epoch} up to {hello.max_offset}. Nothing is cut; "
+        f"this master's disk has lost the end of its log: node {node} has bytes of its epoch "
+        f"{master.epoch} up to {hello.max_offset}, and the master had only those up to "
+        f"{master.max_offset if begin is None else begin} at its start. Nothing is cut; "
     )
     give_up = (
         f"`hastore demote --accept-loss` for node {node} gives up its bytes from there on (they "
