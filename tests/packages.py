@@ -346,7 +346,7 @@ TABLE = (
     Package(
         "testing",
         "`hastore.testing`: real groups for the tests of applications, and `hastore dev`",
-        ("config.file", "cli"),
+        ("config.file", "cli", "fs.private_files"),
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
     Package(

@@ -251,6 +251,24 @@ def text_with_role(text: str, path: str, role: Role) -> str:
     return _with_scalar(edited, root, "role", role.value)
 
 
+def text_with_addresses(text: str, path: str, nodes: Mapping[int, Mapping[str, str]]) -> str:
+    """Return the content of the file `path` with these addresses of its nodes.
+
+    They are by node, and then by key: api, ha, http. All other bytes are kept.
+    """
+    for number, addresses in nodes.items():
+        for key, address in addresses.items():
+            listed = _find(_Reader(path).compose(text), "nodes")
+            node = _find(listed, str(number)) if isinstance(listed, yaml.MappingNode) else None
+            if not isinstance(node, yaml.MappingNode):
+                problem = f"{path}: nodes.{number}: is not listed; list its addresses there"
+                raise ConfigError(problem)
+            found = _find(node, key)
+            if found is None or found.value != address:
+                text = _with_scalar(text, node, key, address)
+    return text
+
+
 def _with_scalar(text: str, mapping: yaml.MappingNode, key: str, value: str) -> str:
     """Return the text with `key: value` in one of its mappings; the key is added if missing."""
     found = next((pair for pair in mapping.value if pair[0].value == key), None)

@@ -25,7 +25,7 @@ _LOOK_S = 0.5
 )  # fmt: skip
 @click.option(
     "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N",
-    help="Number of nodes.  [default: 2; 3 in mode dledger]",
+    help="Number of nodes.  [default: those in DIR; else 2, and 3 in mode dledger]",
 )  # fmt: skip
 @click.option(
     "--port", default=BASE_PORT, show_default=True, type=click.IntRange(0, 65_000), metavar="P",
@@ -34,8 +34,9 @@ _LOOK_S = 0.5
 )  # fmt: skip
 @click.option(
     "--dir", "folder", metavar="DIR",
-    help="Keep files and stores in DIR, and go on with them the next time. By default they are in "
-    "a temporary folder, which is removed at the end.",
+    help="Keep files and stores in DIR, and go on with them the next time: with the roles, and "
+    "with what you have edited; only the addresses are set again. By default they are in a "
+    "temporary folder, which is removed at the end.",
 )  # fmt: skip
 @with_json
 def dev_command(mode: str, nodes: int | None, port: int, folder: str | None, as_json: bool) -> int:
@@ -44,7 +45,9 @@ def dev_command(mode: str, nodes: int | None, port: int, folder: str | None, as_
     Clients need no address if HASTORE_BOOTSTRAP is set as printed. Nobody is asked who they are,
     and nothing outlives the command unless --dir is given: for development only.
 
-    With --json one line is printed once the group serves. Exit code 1 if a node ends by itself.
+    With --json one line is printed once the group serves. Exit code 1 if a node ends by itself; 2,
+    and DIR is left as it is, if another group runs on it, or if its files are not of a group of
+    `hastore dev` of this mode and number of nodes.
     """
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -25,10 +25,10 @@ import yaml
 from hastore.cli import nodes as cli_nodes
 from hastore.cli.dledger import request
 from hastore.cli.flip import promote
-from hastore.config.file import load_config
 from hastore.config.model import Mode, Role
 from hastore.errors import HastoreError, UsageError
 from hastore.testing import warm
+from hastore.testing.folder import Folder, text_of
 from hastore.testing.links import Links
 from hastore.testing.ports import Ports
 
@@ -45,7 +45,7 @@ class Node:
     """A node of a `Group`: its addresses, its files and, while it runs, its process."""
 
     def __init__(self, number: int, folder: pathlib.Path, settings: dict[str, Any]) -> None:
-        """Write its configuration file; `Group` makes the nodes."""
+        """Take the content of its configuration file; `Group` makes the nodes."""
         own = settings["nodes"][number]
         self.number = number
         self.api: str = own["api"]  # "tcp://HOST:PORT", for clients
@@ -57,8 +57,6 @@ class Node:
         self._out = folder / f"node{number}.out"
         self._process: warm.WarmProcess | None = None
         self._paused = False
-        self.config.write_text(yaml.safe_dump(settings, sort_keys=False))
-        load_config(str(self.config))  # raises ConfigError for what the caller has set
 
     def __repr__(self) -> str:
         """Name the node, and whether it runs."""
@@ -169,6 +167,7 @@ class Group:
     ) -> None:
         """Write the configuration files; `start` starts the nodes.
 
+        Files that a group has left in the folder stay, but for the addresses and `settings`.
         `first_port`: 0, or the first of ports as `hastore init` gives them.
         """
         if mode not in ("classic", "dledger"):
@@ -177,48 +176,55 @@ class Group:
             raise UsageError(f"nodes: {nodes!r}: it must be a number from 1 to 9")
         self.mode = Mode(mode)
         self._ports = Ports()
-        count = nodes or (2 if self.mode is Mode.CLASSIC else 3)
-        if first_port:
-            addresses = _addresses(first_port, count)
-        else:
-            addresses = self._ports.addresses(count)
         self._links: Links | None = None
-        if cuttable:
-            self._links = Links({number: each["ha"] for number, each in addresses.items()})
+        self._folder = Folder(folder)
         try:
+            there = self._folder.nodes_there(self.mode, nodes)
+            count = there or nodes or (2 if self.mode is Mode.CLASSIC else 3)
+            if first_port:
+                addresses = _addresses(first_port, count)
+            else:
+                addresses = self._ports.addresses(count)
+            if cuttable:
+                self._links = Links({number: each["ha"] for number, each in addresses.items()})
+            texts = {}
+            for number in addresses:
+                seen = self._seen_by(number, addresses)
+                if there:
+                    texts[number] = self._folder.adapted(number, seen, settings)
+                else:
+                    texts[number] = text_of(self._first_settings(number, seen), settings or {})
+            self._folder.write(texts)
             self.nodes = {
-                number: Node(number, folder, self._settings(number, folder, addresses, settings))
-                for number in addresses
+                number: Node(number, folder, yaml.safe_load(text))
+                for number, text in texts.items()
             }
         except BaseException:
             self.close()
             raise
 
-    def _settings(
-        self,
-        number: int,
-        folder: pathlib.Path,
-        addresses: Mapping[int, Mapping[str, str]],
-        more: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
-        """Return the content of a node's file."""
+    def _seen_by(
+        self, number: int, addresses: Mapping[int, Mapping[str, str]]
+    ) -> dict[int, dict[str, str]]:
+        """Return the addresses that a node uses; with links it reaches others through them."""
         seen = {other: dict(each) for other, each in addresses.items()}
         if self._links is not None:
             for (source, target), address in self._links.addresses.items():
                 if source == number:
                     seen[target]["ha"] = address
+        return seen
+
+    def _first_settings(self, number: int, seen: dict[int, dict[str, str]]) -> dict[str, Any]:
+        """Return the content of the file of a node of a new group."""
         found: dict[str, Any] = {
             "cluster": "test", "group": "g0", "node": number, "mode": self.mode.value,
             "nodes": seen,
-            "store": {"root": str(folder / f"store{number}"), **_STORE},
+            "store": {"root": str(self._folder.store(number)), **_STORE},
         }  # fmt: skip
         if self.mode is Mode.CLASSIC:
-            master = Role.SYNC_MASTER if len(addresses) > 1 else Role.ASYNC_MASTER
+            master = Role.SYNC_MASTER if len(seen) > 1 else Role.ASYNC_MASTER
             found["role"] = (master if number == 1 else Role.SLAVE).value
-            found["acks"] = min(1, len(addresses) - 1)
-        for key, value in (more or {}).items():
-            mine = found.get(key)
-            found[key] = {**mine, **value} if isinstance(mine, dict) else value
+            found["acks"] = min(1, len(seen) - 1)
         return found
 
     def __enter__(self) -> Self:
@@ -347,6 +353,7 @@ class Group:
         if self._links is not None:
             self._links.close()
         self._ports.close()
+        self._folder.close()
 
 
 @contextlib.contextmanager
@@ -367,8 +374,9 @@ def group(
                 group.promote(2)
 
     `mode`: "classic", with node 1 as SYNC_MASTER and acks 1, or "dledger". `nodes`: by default 2,
-    and 3 in mode dledger. `folder`: where files and stores are, and stay; None: a temporary folder,
-    which goes. `cuttable`: see `Group.cut`; the links between the nodes then go through this
+    and 3 in mode dledger. `folder`: where files and stores are, and stay: a group of the same mode
+    and number of nodes goes on with them, and with their roles; None: a temporary folder, which
+    goes. `cuttable`: see `Group.cut`; the links between the nodes then go through this
     process. `settings`: more of the configuration file, such as {"store": {"flush": "sync"}}; they
     replace what the group would set. Raises UsageError and ConfigError for wrong arguments, and
     HastoreError if the group does not start within a minute.

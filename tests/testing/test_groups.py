@@ -13,7 +13,11 @@ import pytest
 
 import hastore
 from hastore import Consumer, Producer, Status
+from hastore.cli.common import run_code
+from hastore.cli.main import cli
 from hastore.client.messages import Message
+from hastore.config.file import edit_role, load_config
+from hastore.config.model import Role
 from hastore.errors import ConfigError, DurabilityError, HastoreError, UsageError
 from hastore.testing import Group, group
 
@@ -117,6 +121,72 @@ def test_what_is_wrong_is_said_at_once(tmp_path: pathlib.Path) -> None:
         (pair[1].store / "lock").mkdir()  # its store cannot be opened
         with pytest.raises(HastoreError, match="node 1 has ended: .*store1"):
             pair[1].start()
+
+
+def test_a_group_goes_on_with_roles_and_edits_in_its_folder(tmp_path: pathlib.Path) -> None:
+    """Node 2 may have acknowledged by itself what node 1 lacks: the first roles would lose it."""
+    with Group(tmp_path) as pair:
+        files, first = [node.config for node in pair], pair[1].api
+        assert roles(pair) == [Role.SYNC_MASTER, Role.SLAVE]
+    edit_role(str(files[0]), Role.SLAVE)
+    edit_role(str(files[1]), Role.ASYNC_MASTER)
+    with files[0].open("a") as file:
+        file.write("api:\n  max_connections: 77  # mine\n")
+    with Group(tmp_path) as again:
+        assert roles(again) == [Role.SLAVE, Role.ASYNC_MASTER] and again[1].api != first
+        assert "# mine" in files[0].read_text()
+        for node in again:
+            config = load_config(str(node.config))
+            assert [config.nodes[each.number].ha for each in again] == [each.ha for each in again]
+    settings = {"acks": 1, "store": {"flush": "sync"}}
+    with Group(tmp_path, settings=settings) as more:
+        assert roles(more) == [Role.SLAVE, Role.ASYNC_MASTER]
+        assert load_config(str(files[0])).api.max_connections == 77
+        assert all("flush: sync" in each.read_text() for each in files)
+
+
+def roles(made: Group) -> list[Role | None]:
+    return [load_config(str(node.config)).role for node in made]
+
+
+def test_a_folder_is_of_one_group_at_a_time(tmp_path: pathlib.Path) -> None:
+    with Group(tmp_path) as pair:
+        before = [node.config.read_bytes() for node in pair]
+        with pytest.raises(UsageError, match="another group runs on it"):
+            Group(tmp_path)
+        assert [node.config.read_bytes() for node in pair] == before
+    Group(tmp_path).close()
+    with pytest.raises(UsageError, match="cannot be used: No such file"):
+        Group(tmp_path / "none")
+
+
+def test_no_files_but_those_of_such_a_group_are_changed(tmp_path: pathlib.Path) -> None:
+    kept, foreign = tmp_path / "kept", tmp_path / "foreign"
+    kept.mkdir()
+    Group(kept, "dledger").close()
+    before = [each.read_bytes() for each in sorted(kept.glob("*.yaml"))]
+    for given, what in (
+        (("classic",), "a group of mode dledger, not classic"),
+        (("dledger", 5), "a group of 3 nodes, not 5"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            Group(kept, *given)
+    assert [each.read_bytes() for each in sorted(kept.glob("*.yaml"))] == before
+    (kept / "node1.yaml").unlink()
+    with pytest.raises(UsageError, match="put the missing one back"):
+        Group(kept, "dledger")
+    assert not (kept / "node1.yaml").exists(), "with the first role, it may be one too many"
+    assert run_code(cli, "hastore", ["init", str(foreign)]) == 0
+    before = [each.read_bytes() for each in sorted(foreign.glob("*.yaml"))]
+    with pytest.raises(UsageError, match="node1.yaml is of another group"):
+        Group(foreign)
+    assert [each.read_bytes() for each in sorted(foreign.glob("*.yaml"))] == before
+
+
+def test_wrong_settings_leave_no_file(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="flush"):
+        Group(tmp_path, settings={"store": {"flush": "sometimes"}})
+    assert not list(tmp_path.glob("*.yaml"))
 
 
 def test_ports_that_are_taken_are_named(tmp_path: pathlib.Path) -> None:
