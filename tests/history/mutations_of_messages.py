@@ -86,6 +86,15 @@ def let_power_losses_one_after_the_other_undo_two_copies(h: Copy, rng: random.Ra
 
 
 @breaks("durable")
+def let_lost_disks_one_after_the_other_undo_two_copies(h: Copy, rng: random.Random) -> None:
+    """After all that was seen: so the readers' messages are excused by the same faults, or not."""
+    h.drop(one_of(h.acked(), rng)[2])
+    end = max(one.t for one in h.lines if hasattr(one, "t"))
+    h.after(h.lines[0], e.Fault(end + 1, "lost", 1), e.Fault(end + 2, "in-sync", 1),
+            e.Fault(end + 3, "lost", 2))  # fmt: skip
+
+
+@breaks("durable")
 def let_a_kill_undo_what_the_master_had(h: Copy, rng: random.Random) -> None:
     last = max(one.epoch for one in h.all(e.Ok))
     send, ok, record = one_of([one for one in h.acked() if one[1].epoch == last], rng)

@@ -81,6 +81,15 @@ def test_two_copies_need_two_losses_at_a_time() -> None:
     assert excuse("SYNC_MEM(1)", Fault(20, "lost", 1), other) is not None
 
 
+def test_a_lost_disk_that_has_all_again_is_lost_no_more() -> None:
+    one, healed, other = Fault(20, "lost", 1), Fault(30, "in-sync", 1), Fault(40, "lost", 2)
+    for level in ("SYNC_MEM(1)", "SYNC_DISK(1)", "QUORUM_MEM", "QUORUM_DISK"):
+        assert excuse(level, one, healed, other) is None
+        assert excuse(level, one, healed, Fault(35, "lost", 1)) is None
+        assert excuse(level, one, other, Fault(50, "in-sync", 1)) is not None, "too late"
+        assert excuse(level, one, Fault(30, "in-sync", 3), other) is not None, "another node"
+
+
 def test_a_majority_needs_the_loss_of_a_majority() -> None:
     lost = [Fault(20 + node, "lost", node) for node in (1, 2, 3)]
     assert excuse("QUORUM_DISK", lost[0]) is None

@@ -7,7 +7,7 @@ Faults that count, each with its node:
 
     power      the machine lost its power: what was not synced is gone
     lost       the machine, or its disk, is gone for good
-    in-sync    the node has all again that its master has
+    in-sync    the node, or the one that replaced it, has all again that its master has
     force-unclean, accept-loss   an operator gave up messages; no node is needed
 
 A kill excuses nothing. A failover is an epoch of another node, unless it was planned.
@@ -138,5 +138,6 @@ class Budget:
                 dark.add(one.node)
             elif one.fault == "in-sync":
                 dark.discard(one.node)
+                gone.discard(one.node)
             most = max(most, len(gone | dark))
         return most
