@@ -62,6 +62,13 @@ class Copy:
             if ok.level.startswith("SYNC") and ok.offset in records
         ]
 
+    def acked_digests(self) -> list[str]:
+        """The messages that two nodes acknowledged, whether or not there is a log."""
+        sends = {(one.client, one.op): one for one in self.all(e.Send)}
+        return [
+            sends[ok.client, ok.op].digest for ok in self.all(e.Ok) if ok.level.startswith("SYNC")
+        ]
+
     def of_unknown(self) -> list[tuple[e.Send, e.Record]]:
         """The sends of unknown outcome that the log has."""
         ended = {(one.client, one.op) for one in self.all(e.Info)}

@@ -91,6 +91,16 @@ def read_a_number_twice(h: Copy, rng: random.Random) -> None:
     other.producer, other.sequence = one.producer, one.sequence
 
 
+@breaks("once")
+def read_a_second_copy_without_a_log(h: Copy, rng: random.Random) -> None:
+    """Under a number of its own, as of a client that was started again and repeats its message."""
+    end = h.log.end
+    h.without_log()
+    read = h.reads()[-1]
+    digest = one_of(h.acked_digests(), rng)
+    read.messages.append(e.Seen(read.messages[-1].queue_offset + 1, end, digest))
+
+
 # -- linear, order
 
 

@@ -190,6 +190,43 @@ def test_equal_messages_are_as_many_as_were_sent() -> None:
         assert report.ok == (count < 4), count
 
 
+def test_without_a_log_the_copies_that_were_read_are_counted() -> None:
+    """Under a second number, as of a retry that took another one."""
+    one, other, third = e.Seen(0, 0, d(7)), e.Seen(1, 100, d(7)), e.Seen(2, 200, d(7))
+    ok = {"level": "SYNC_MEM(1)", "offset": 0, "queue": 0, "queue_offset": 0, "epoch": 1}
+    first = [Send("p", 1, 1, "T", d(7)), Ok("p", 1, 2, **ok)]
+    again = [Send("p", 2, 3, "T", d(7)), e.Info("p", 2, 5)]
+    failed = [Send("p", 2, 3, "T", d(7)), e.Fail("p", 2, 5)]
+
+    def broken(*lines: e.Event, seen: tuple[e.Seen, ...] = (one, other)) -> list[str]:
+        reads = [e.Read(name, 9, 9, "T", 0, list(seen)) for name in ("c", "other")]
+        report = check([HEADER, *lines, *reads])
+        assert all(one.lines for one in report.findings)
+        return [one.promise for one in report.findings]
+
+    assert broken(*first) == ["once"]
+    assert broken(*first, seen=(one,)) == []
+    assert broken(*first, *again) == [], "an unknown outcome may be stored"
+    assert broken(*first, *again, seen=(one, other, third)) == ["once"]
+    assert broken(*first, *failed) == ["once"]
+    assert broken(*first, Fault(5, "resend")) == []
+    first[0].attempts = 2
+    assert broken(*first) == [], "it does not number"
+    first[0].attempts = 1
+    gone = [e.Log(300, 400), e.Record(300, 100, "T", 0, 3, d(8)), *acked(8, 6, 7, 300)]
+    gone[-1].queue_offset = 3
+    assert "once" in broken(*first, *gone), "retention has removed both"
+
+
+def test_what_a_failover_took_from_a_reader_may_be_elsewhere_since() -> None:
+    old, new = 1 << 16 | 1, 2 << 16 | 2
+    ok = {"level": "MASTER_MEM", "offset": 0, "queue": 0, "queue_offset": 0, "epoch": new}
+    sent = [Send("p", 1, 1, "T", d(7)), Ok("p", 1, 20, **ok)]
+    before = e.Read("c", 9, 9, "T", 0, [e.Seen(5, 500, d(7), old)])
+    after = e.Read("other", 30, 30, "T", 0, [e.Seen(0, 0, d(7), new)])
+    assert check([Header(mode="async"), *sent, before, after]).ok
+
+
 def test_a_client_that_does_not_number_may_store_a_message_as_often_as_it_tries() -> None:
     log = [e.Log(0, 1000), *(e.Record(100 * n, 100, "T", 0, n, d(0)) for n in range(3))]
     for attempts in (2, 3):

@@ -149,34 +149,69 @@ class Agreement:
     # -- what nobody, or somebody once, has sent
 
     def _unclaimed(self) -> None:
-        """Find records beyond what the sends explain that no reply has named."""
-        facts, sends, records = self._facts, self._facts.sends, self._facts.records
-        rows = np.flatnonzero(~self.claimed & facts.whole_queues()[records["queue"]])
-        if not len(rows):
-            return
+        """Find copies beyond what the sends explain that no reply has named.
+
+        They are records, and what was read where no record answers for it.
+        """
+        facts, sends, whole = self._facts, self._facts.sends, self._facts.whole_queues()
+        rows = np.flatnonzero(~self.claimed & whole[facts.records["queue"]])
+        seen = self._unclaimed_reads()
+        seen = seen[whole[facts.reads["queue"][seen]]]
+        parts = ((facts.records, rows), (facts.reads, seen))
+        column = {
+            name: joined(*(table[name][some] for table, some in parts))
+            for name in ("offset", "digest", "queue", "line")
+        }
+        is_read = np.repeat([False, True], [len(rows), len(seen)])
+        digests, allowed = self._copies_allowed()
+        # The latest copies are those too many.
+        order = np.lexsort((column["offset"], column["digest"]))
+        digest = column["digest"][order]
+        copies = np.arange(len(order)) - firsts(begins(digest))
+        known = looked_up(digests, allowed, digest, NONE)
+        alive = np.unique(sends["digest"][facts.rows_with(ACKED, PENDING, UNKNOWN)])
+        is_alive = places_of(alive, digest) != NONE
+        # What was read and nobody has sent, or only sends that failed: see _unsent_reads.
+        for place in rows_of((copies >= known) & (is_alive | ~is_read[order])):
+            row = int(order[place])
+            where = f"{facts.name_of(int(column['queue'][row]))}, at {column['offset'][row]}"
+            line = int(column["line"][row])
+            if known[place] == NONE:
+                self._report.find("phantom", f"nobody has sent the record of {where}", line)
+                continue
+            sent = self._a_send_of(int(digest[place]))
+            if not is_alive[place]:
+                self._report.find("refused", f"a send that failed is in {where}", sent, line)
+            else:
+                self._report.find("once", f"a message is once more in {where}", sent, line)
+
+    def _copies_allowed(self) -> tuple[Numbers, Numbers]:
+        """Return digests, and how many copies their sends explain beside those of the replies."""
+        facts, sends = self._facts, self._facts.sends
         outcome = sends["outcome"]
         extra = np.where(outcome == ACKED, sends["attempts"] - 1, sends["attempts"])
         extra = np.where(outcome == REFUSED, 0, extra)
         if any(one.fault == "resend" for one in facts.faults):
-            extra[self.lost] += 1
-        digests, allowed = sums_by(sends["digest"], extra)
-        # The latest copies are those too many.
-        rows = rows[np.lexsort((records["offset"][rows], records["digest"][rows]))]
-        copies = np.arange(len(rows)) - firsts(begins(records["digest"][rows]))
-        known = looked_up(digests, allowed, records["digest"][rows], NONE)
-        alive = np.unique(sends["digest"][facts.rows_with(ACKED, PENDING, UNKNOWN)])
-        for place in rows_of(copies >= known):
-            row = int(rows[place])
-            where = f"{facts.name_of(records.get(row, 'queue'))}, at {records.get(row, 'offset')}"
-            line = records.get(row, "line")
-            if known[place] == NONE:
-                self._report.find("phantom", f"nobody has sent the record of {where}", line)
-                continue
-            sent = self._a_send_of(records.get(row, "digest"))
-            if places_of(alive, records["digest"][row : row + 1])[0] == NONE:
-                self._report.find("refused", f"a send that failed is in {where}", sent, line)
-            else:
-                self._report.find("once", f"a message is once more in {where}", sent, line)
+            # Without a log nobody knows which messages were cut off before.
+            extra[self.lost if facts.log is not None else self.acked] += 1
+        return sums_by(sends["digest"], extra)
+
+    def _unclaimed_reads(self) -> Numbers:
+        """Return rows of reads, one a copy, that neither a record nor a reply answers for."""
+        facts, reads, sends = self._facts, self._facts.reads, self._facts.sends
+        rows = np.flatnonzero(self.reads_stay)  # what a failover lost may be elsewhere since
+        if facts.log is not None:
+            rows = rows[reads["offset"][rows] < facts.log.begin]
+        # Several replies may name an offset: a failover may have taken it from all but the last.
+        parts = ((sends, self.acked), (reads, rows))
+        offset, digest = (
+            joined(*(table[name][some] for table, some in parts)) for name in ("offset", "digest")
+        )
+        row = joined(np.full(len(self.acked), NONE), rows)
+        order = np.lexsort((row, offset, digest))  # replies come first
+        first = row[order[begins(digest[order], offset[order])]]
+        unclaimed: Numbers = first[first != NONE]
+        return unclaimed
 
     def _unsent_reads(self) -> None:
         """Find messages that were read and not sent, or not yet."""
