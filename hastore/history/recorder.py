@@ -33,12 +33,19 @@ _CERTAIN = (
 )  # fmt: skip
 # Of a commit these two may come after an attempt whose answer was lost.
 _OPEN_OF_A_COMMIT = (UnreachableError, NotAuthenticatedError)
+# What follows these changes what others see, or may end this process: without them, and the reads
+# before a commit, the checker would find messages and positions that are nobody's.
+_AT_ONCE = (e.Header, e.Send, e.Commit, e.Fault)
 # Queue offset, key, body; as Spark gives them, the key has bytes, and a tombstone no body.
 Row = tuple[int, "str | bytes | bytearray | None", "bytes | bytearray | None"]
 
 
 class Recorder:
-    """Writes a history; thread-safe. Close it, or use it in a `with`, before it is checked."""
+    """Writes a history; thread-safe. Close it, or use it in a `with`, before it is checked.
+
+    If its process is killed, the file has all that was sent and committed; of the answers and
+    reads the last ones may be missing.
+    """
 
     def __init__(
         self,
@@ -109,9 +116,6 @@ class Recorder:
     def fault(self, name: str, node: int | None = None) -> None:
         """Note a fault of a node, now; docs/testing.md says which ones excuse a loss."""
         self.add(e.Fault(self.now(), name, node))
-        with self._lock:
-            if self._file is not None:
-                self._file.flush()  # what follows may end this process too
 
     def rows(self, topic: str, queue: int, start: int, end: int, rows: Iterable[Row]) -> None:
         """Note what a job got of the queue offsets [start, end), such as a query of Spark."""
@@ -123,10 +127,15 @@ class Recorder:
         self.add(e.Range("job", self.now(), topic, queue, start, end, len(seen), digest))
 
     def add(self, event: e.Event) -> None:
-        """Write any event; nothing after `close`."""
+        """Write any event; nothing after `close`.
+
+        Sends, commits and faults are in the file when this returns, though not synced.
+        """
         with self._lock:
             if self._file is not None:
                 self._file.write(e.encode(event))
+                if isinstance(event, _AT_ONCE):
+                    self._file.flush()
             elif self._sink is not None:
                 self._sink(event)
 

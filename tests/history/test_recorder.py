@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 import zlib
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -34,6 +36,7 @@ class FakeProducer:
     producer_id = "pid"
 
     def __init__(self, *answers: Any) -> None:
+        self.hook: Callable[[], object] = lambda: None  # called first by each call
         self.answers = list(answers)
         self.closed = False
         self.futures: list[Future[Any]] = []
@@ -45,6 +48,7 @@ class FakeProducer:
         self.closed = True
 
     def send(self, _topic: str, _body: bytes, **_more: Any) -> Future[Any]:
+        self.hook()
         if self.answers and isinstance(self.answers[0], UnreachableError):
             raise self.answers.pop(0)
         future: Future[Any] = Future()
@@ -52,6 +56,7 @@ class FakeProducer:
         return future
 
     def send_sync(self, *_given: Any, **_more: Any) -> Any:
+        self.hook()
         answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
@@ -158,6 +163,36 @@ def test_a_transaction_and_a_delayed_message_are_indirect() -> None:
     assert [one.indirect for one in sends] == [True, True]
 
 
+def test_a_send_and_a_commit_are_in_the_file_before_they_begin(tmp_path: pathlib.Path) -> None:
+    """The process may be killed as soon as others see them."""
+    path = tmp_path / "h.jsonl"
+
+    def last() -> e.Line:
+        return e.decode(path.read_bytes().splitlines(keepends=True)[-1], "h.jsonl")
+
+    recorder = Recorder(path, nodes=2)
+    assert e.decode_header(path.read_bytes(), "h.jsonl").nodes == 2
+    seen: list[e.Line] = []
+    fake = FakeProducer(result(1), object())
+    fake.hook = lambda: seen.append(last())
+    producer = recorder.producer(fake)
+    producer.send_sync("T", b"1")
+    producer.transaction("T", b"2")
+    producer.send("T", b"3")
+    producer.send_batch("T", [b"4", b"5"])
+    assert [type(one) for one in seen] == [e.Send] * 4
+    assert [getattr(one, "op", 0) for one in seen] == [1, 2, 3, 5]
+
+    consumer = FakeConsumer()
+    consumer.polls = [messages(0)]
+    consumer.hook = lambda: seen.append(last())
+    member = recorder.consumer(consumer)
+    member.poll()
+    member.commit()
+    assert type(seen[-1]) is e.Commit and b'"read"' in path.read_bytes(), "what it got is there"
+    recorder.close()
+
+
 # -- consumers
 
 
@@ -188,6 +223,7 @@ class FakeConsumer:
     def __init__(self) -> None:
         self.polls: list[list[Any]] = []
         self.places: Any = {0: Position(0)}
+        self.hook: Callable[[], object] = lambda: None  # called first by a commit
         self.error: Exception | None = None
 
     def __enter__(self) -> FakeConsumer:
@@ -208,6 +244,7 @@ class FakeConsumer:
     committed = positions
 
     def commit(self) -> None:
+        self.hook()
         if self.error is not None:
             raise self.error
 
