@@ -41,14 +41,14 @@ class Lines:
 
 
 def check(
-    paths: Sequence[Path],
+    paths: Path | Sequence[Path],
     *,
     store: Path | None = None,
     expect: Collection[str] = (),
     lines: Lines | None = None,
     on_progress: OnProgress = lambda _done: None,
 ) -> Report:
-    """Check the history in these files, which one group and one clock have in common.
+    """Check the history in a file, or in several that have one group and one clock in common.
 
     `store`: the folder of a node's store, whose log is compared too. `expect`: faults that must
     have come while puts went on, or what `checker.MET` has. `lines` is filled. Raises UsageError
@@ -57,7 +57,7 @@ def check(
     checker = Checker()
     lines = Lines() if lines is None else lines
     at = 1
-    for path in paths:
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         lines.begin(path, at)
         with open(path, "rb") as file:
             first = file.readline()

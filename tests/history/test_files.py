@@ -55,6 +55,11 @@ def test_the_page_has_every_promise() -> None:
     assert [name for name, what in PROMISES.items() if f"| `{name}` | {what} |" not in text] == []
 
 
+def test_one_path_is_a_history_too(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path / "a.jsonl", healthy(2))
+    assert check(str(path)).counts == check(path).counts == check([path]).counts
+
+
 def test_a_history_in_files_is_judged_as_in_memory(tmp_path: pathlib.Path) -> None:
     header, *lines = healthy(2)
     one = write(tmp_path / "a.jsonl", [header, *lines])
