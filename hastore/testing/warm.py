@@ -29,17 +29,20 @@ from typing import IO, Any
 
 from hastore.errors import HastoreError
 
+ANSWER_S = 60.0  # a bound for what takes milliseconds on a quiet machine
+UNKNOWN_CODE = 255  # the exit code of a process of which only the parent of a fork knows it
 SERVER = pathlib.Path(__file__).with_name("warm_server.py")
 
 
 class _Server:
-    """The server of this test process; it ends with it."""
+    """The server of this test process; it ends with it. A fork of the process has its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked = 0  # the number of the last request
         self._unheard: set[int] = set()  # starts whose answer an interrupt has left unread
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.settimeout(ANSWER_S)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(theirs.fileno())],
@@ -68,7 +71,11 @@ class _Server:
     def _answer_to(self, number: int) -> int | None:
         """Return the answer to a request; those before are of requests that were interrupted."""
         while True:
-            answer = self._sock.recv(1_024)
+            try:
+                answer = self._sock.recv(1_024)
+            except TimeoutError:
+                text = f"the server of warm processes has not answered for {ANSWER_S:g} s"
+                raise HastoreError(text) from None
             if not answer:
                 code = self._process.poll()
                 raise HastoreError(f"the server of warm processes has ended: exit code {code}")
@@ -86,8 +93,27 @@ class _Server:
         self._process.wait()
 
 
+    def leave(self) -> None:
+        """Let the parent of this fork have it alone: it ends with the last who has its socket."""
+        atexit.unregister(self.close)
+        self._sock.close()
+        self._process.returncode = 0  # it is no child of this process, so nobody waits for it
+
+
 _server: _Server | None = None
 _server_lock = threading.Lock()  # groups may start in several threads at once
+
+
+def _after_fork() -> None:
+    """Begin anew in a forked child: over one socket, each would take the other's answers."""
+    global _server, _server_lock
+    _server_lock = threading.Lock()  # a thread of the parent may have held it
+    if _server is not None:
+        _server.leave()
+        _server = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _ask(request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int | None:
@@ -99,7 +125,10 @@ def _ask(request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int | N
 
 
 class WarmProcess:
-    """A process of the server, with the methods of subprocess.Popen."""
+    """A process of the server, with the methods of subprocess.Popen.
+
+    A forked child of whoever started it can look and send signals; it learns no exit code.
+    """
 
     def __init__(self, pid: int, command: Sequence[str]) -> None:
         self.pid = pid
@@ -107,10 +136,13 @@ class WarmProcess:
         self.returncode: int | None = None
         self._end = os.pidfd_open(pid)  # readable once the process has ended
         self._lock = threading.Lock()
+        self._parent = os.getpid()
         weakref.finalize(self, os.close, self._end).atexit = False  # `wait` may come later
 
     def poll(self) -> int | None:
         """Return the exit code, minus the signal that ended the process; None if it runs."""
+        if os.getpid() != self._parent:
+            return UNKNOWN_CODE if self._has_ended(0) else None
         # Only this reaps the process, so until then no other one can have its number.
         with self._lock:
             if self.returncode is None:
@@ -121,13 +153,17 @@ class WarmProcess:
         """Wait for the end; return the exit code. Raises TimeoutExpired."""
         if self.poll() is None:
             # The server reaps a process only when asked, so this descriptor tells of the end.
-            ends = select.poll()
-            ends.register(self._end, select.POLLIN)
-            if not ends.poll(None if timeout is None else timeout * 1_000):
+            if not self._has_ended(timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
         code = self.poll()
         assert code is not None
         return code
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        """Wait for the end at most so many seconds; return whether it has come."""
+        ends = select.poll()
+        ends.register(self._end, select.POLLIN)
+        return bool(ends.poll(None if timeout is None else timeout * 1_000))
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""

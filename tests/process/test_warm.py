@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from hastore.errors import HastoreError
 from hastore.testing import warm
 from tests.process.networks import open_network
 
@@ -65,6 +66,52 @@ def test_a_killed_process_is_reaped_by_whoever_asks_first(says, tmp_path):
     os.close(theirs)
     assert process.returncode == -signal.SIGKILL
     assert not os.path.exists(f"/proc/{process.pid}")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_leaves_its_parent_the_server(says):
+    """Over one socket each would take the other's answers, and wait for its own for ever."""
+    ours, theirs = os.pipe()
+    process = warm.start([says[0], "wait", "0"], stdin=ours)
+    os.close(ours)
+    sock = warm._server._sock.fileno()
+    with warm._server_lock:  # as another thread may
+        child = os.fork()
+    if child == 0:
+        wrong = 1
+        try:
+            free = warm._server_lock.acquire(blocking=False)
+            known = process.poll() is None and process.returncode is None
+            process.kill()
+            ended = process.wait(60) == warm.UNKNOWN_CODE
+            wrong = not (free and known and ended and warm._server is None and is_closed(sock))
+        finally:
+            os._exit(wrong)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert process.wait(60) == -signal.SIGKILL, "the parent goes on"
+    os.close(theirs)
+
+
+def is_closed(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return True
+    return False
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    script = tmp_path / "silent.py"
+    script.write_text(
+        "import socket, sys\nsock = socket.socket(fileno=int(sys.argv[1]))\n"
+        "while sock.recv(9_999):\n    pass\n"
+    )
+    monkeypatch.setattr(warm, "SERVER", script)
+    monkeypatch.setattr(warm, "ANSWER_S", 0.05)
+    server = warm._Server()
+    with pytest.raises(HastoreError, match=r"has not answered for 0\.05 s"):
+        server.ask({"poll": 1})
+    server.close()
 
 
 class Interrupted(Exception):
