@@ -54,6 +54,13 @@ def test_every_file_is_described_and_all_yaml_can_be_read() -> None:
             assert [*yaml.safe_load_all(path.read_text())], path
 
 
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_node_comes_back_after_a_reboot(name: str) -> None:
+    """Docker starts containers with `on-failure` after a failure only, not with its daemon."""
+    services = yaml.safe_load((CONTAINER / f"{name}.compose.yaml").read_text())["services"]
+    assert {one["restart"] for one in services.values()} == {"unless-stopped"}
+
+
 def test_the_commands_in_them_exist() -> None:
     found = {path: commands_of(path) for path in FILES}
     assert sum(map(len, found.values())) > 1
