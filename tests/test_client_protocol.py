@@ -256,7 +256,8 @@ def test_the_limits_are_the_code_s() -> None:
         [
             "sequence numbers remembered",
             f"{api.WINDOW:,} of each of the {dedup_window._MAX_PRODUCERS:,} producers"
-            f" that wrote last; the last one of {dedup_window._MAX_IDLE:,} more",
+            f" that wrote last; the last one of {dedup_window._MAX_IDLE:,} more; the owner with"
+            " most gives way",
         ],
         ["reply frame, for the client to check", mib(MAX_REPLY_BYTES)],
     ]

@@ -248,6 +248,16 @@ def producer_of(properties: bytes) -> tuple[bytes, int] | None:
     return producer, int(number)
 
 
+# The HS_PIDs of an identity begin so, as in protocol/api.py (`own_prefix`); its digits are its own.
+_OWNED = re.compile(rb"own[0-9a-f]{12}")
+
+
+def owner_of(producer: bytes) -> bytes:
+    """Return the beginning of an HS_PID that belongs to one identity; b"" if it is anybody's."""
+    found = _OWNED.match(producer)
+    return b"" if found is None else found.group()
+
+
 def sole_producer(properties: bytes) -> tuple[bytes, bytes] | None:
     """Return HS_PID and the digits of HS_SEQ if they are the only properties, in the usual form.
 

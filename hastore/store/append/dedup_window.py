@@ -4,7 +4,8 @@ A producer numbers its messages (record/properties.py). The master adds the reco
 replay adds all records of the log that no put has added, both in the log's order. So every node
 recognises a retry, even if the first attempt went to another master.
 
-The window holds at least the last 1024 numbers of each of the 4096 producers that wrote last. The
+The window holds at least the last 1024 numbers of each of 4096 producers: of those that wrote last,
+as long as no owner has most of them (`_ByOwner`). The
 greatest number that has left it is the floor. A number at or below the floor that is not in the
 window may be stored already, so its put is refused.
 
@@ -29,6 +30,7 @@ A node that does not know of doubt reads the producers, and leaves the rest.
 """
 
 import enum
+import heapq
 import itertools
 import struct
 import sys
@@ -39,16 +41,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hastore.fs.filesystem import FileSystem, read_or_empty
-from hastore.record.properties import PID_MARK, producer_of
+from hastore.record.properties import PID_MARK, owner_of, producer_of
 from hastore.store.append.results import ProducerProgress, PutResult
 from hastore.store.derived.contract import Dispatched, RecordColumns
 from hastore.store.state.crc_frame import FILE_BYTES_MAX, CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
-# If there are more producers, the one that wrote least recently becomes idle, or, while its records
-# are not confirmed, once there are twice as many; if there are too many idle ones, the one that
-# became idle first is dropped. So the windows take at most 256 MiB, mostly 128, and the idle ones
-# 64 MiB and what Python needs for their objects, about 0.5 kB each.
+# If there are more producers, one becomes idle, or, while its records are not confirmed, once there
+# are twice as many: of the owner with most, the one that wrote least recently. If too many are
+# idle, one is dropped: of the owner with most, the one that became idle first. So no identity makes
+# the node forget the few producers of another one. The windows take at most 256 MiB, mostly 128,
+# and the idle ones 64 MiB and what Python needs for their objects, about 0.5 kB each.
 _MAX_PRODUCERS = 4096
 _MAX_IDLE = 61_440
 _MAX_IDLE_NUMBERS = 1 << 22
@@ -77,9 +80,10 @@ class UnheldNumber(enum.Enum):
 class ProducerWindow:
     """The latest records of one producer in the log's order: `sequences[i]` is at `offsets[i]`."""
 
-    __slots__ = ("doubtful", "floor", "offsets", "packed", "sequences", "top")
+    __slots__ = ("doubtful", "floor", "offsets", "owner", "packed", "sequences", "top")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: bytes) -> None:
+        self.owner = owner  # the beginning of its ids; b"" if they belong to no identity
         self.sequences = array("q")
         self.offsets = array("q")
         self.floor = -1  # the greatest sequence number that has left the window
@@ -100,7 +104,7 @@ class ProducerWindow:
     def copy(self) -> "ProducerWindow":
         """Return a copy that later records do not change; without what may leave the window."""
         self.trim()
-        copied = ProducerWindow()
+        copied = ProducerWindow(self.owner)
         copied.floor, copied.doubtful, copied.packed = self.floor, self.doubtful, self.packed
         if not self.packed:
             copied.sequences, copied.offsets = self.sequences[:], self.offsets[:]
@@ -180,6 +184,77 @@ class ProducerWindow:
             return None
 
 
+class _Sizes:
+    """A size for each owner; finds an owner with the greatest. O(log n), spread over the calls."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[bytes, int] = {}
+        # Of each owner at least one entry is not below its size: one that shrinks stays as it was.
+        self._heap: list[tuple[int, bytes]] = []
+
+    def grow(self, owner: bytes, change: int) -> None:
+        """Add `change`, which may be negative, to an owner's size."""
+        size = self._sizes.get(owner, 0) + change
+        if size:
+            self._sizes[owner] = size
+        else:
+            self._sizes.pop(owner, None)
+        if change > 0:
+            heapq.heappush(self._heap, (-size, owner))
+            if len(self._heap) > 2 * len(self._sizes) + 64:
+                self._heap = [(-each, name) for name, each in self._sizes.items()]
+                heapq.heapify(self._heap)
+
+    def largest(self) -> tuple[bytes, int]:
+        """Return an owner with the greatest size, and that size; there must be one."""
+        while True:
+            said, owner = self._heap[0]
+            size = self._sizes.get(owner, 0)
+            if size == -said:
+                return owner, size
+            if size:
+                heapq.heapreplace(self._heap, (-size, owner))
+            else:
+                heapq.heappop(self._heap)
+
+
+class _ByOwner:
+    """The names of producers, by whose they are, and of each owner in their order.
+
+    The producers whose ids belong to no identity have one owner together, b"".
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, OrderedDict[bytes, None]] = {}
+        self._sizes = _Sizes()
+
+    def add(self, producer: bytes, owner: bytes) -> None:
+        """Add a producer as its owner's last one."""
+        self._names.setdefault(owner, OrderedDict())[producer] = None
+        self._sizes.grow(owner, 1)
+
+    def move_to_end(self, producer: bytes, owner: bytes) -> None:
+        """Make a producer its owner's last one."""
+        self._names[owner].move_to_end(producer)
+
+    def remove(self, producer: bytes, owner: bytes) -> None:
+        """Remove a producer."""
+        names = self._names[owner]
+        del names[producer]
+        if not names:
+            del self._names[owner]
+        self._sizes.grow(owner, -1)
+
+    def first(self, owner: bytes) -> bytes:
+        """Return an owner's first producer."""
+        return next(iter(self._names[owner]))
+
+    def of_largest(self) -> list[bytes]:
+        """Return the first two producers of an owner with most; none if no owner has two."""
+        owner, size = self._sizes.largest()
+        return [*itertools.islice(self._names[owner], 2)] if size > 1 else []
+
+
 class DedupWindow:
     """The windows of all producers; a Dispatcher. Thread-safe."""
 
@@ -194,7 +269,7 @@ class DedupWindow:
         self._saving = threading.RLock()
         self._producers: OrderedDict[bytes, ProducerWindow] = OrderedDict()
         self._idle: OrderedDict[bytes, ProducerWindow] = OrderedDict()
-        self._idle_numbers = 0
+        self._forget_owners()
         # While a snapshot is made: those that are not in it yet, and copies of the ones among them
         # that have changed since it began.
         self._waiting: set[ProducerWindow] = set()
@@ -282,38 +357,61 @@ class DedupWindow:
         known = self._producers.get(producer)
         if known is not None:
             self._producers.move_to_end(producer)
+            self._owners.move_to_end(producer, known.owner)
             self._before_change(known)
             return known
-        known = self._idle.pop(producer, None)
+        known = self._idle.get(producer)
         if known is None:
-            known = ProducerWindow()
+            known = ProducerWindow(owner_of(producer))
         else:
             self._before_change(known)
-            self._idle_numbers -= len(known.sequences)
+            self._drop_idle(producer)
             known.packed = b""
         self._keep(producer, known)
         return known
 
     def _keep(self, producer: bytes, known: ProducerWindow) -> None:
-        """Add a producer as the most recent; the least recent one may become idle."""
+        """Add a producer as the most recent; others may become idle, or be dropped."""
         self._producers[producer] = known
+        self._owners.add(producer, known.owner)
         for _ in range(_IDLE_STEP):
             if len(self._producers) <= _MAX_PRODUCERS:
                 break
             # The record of the second producer begins where that of the first ends, or later.
-            first, second = itertools.islice(self._producers.items(), 2)
-            at = second[1].offsets[-1] if second[1].offsets else 0
+            first, second = self._owners.of_largest() or itertools.islice(self._producers, 2)
+            offsets = self._producers[second].offsets
+            at = offsets[-1] if offsets else 0
             if at > self._confirmed() and len(self._producers) <= 2 * _MAX_PRODUCERS:
                 break
-            del self._producers[first[0]]
-            self._before_change(first[1])
-            first[1].compact()
-            first[1].pack(first[0])
-            self._idle[first[0]] = first[1]
-            self._idle_numbers += len(first[1].sequences)
-        while len(self._idle) > _MAX_IDLE or self._idle_numbers > _MAX_IDLE_NUMBERS:
-            _, dropped = self._idle.popitem(last=False)
-            self._idle_numbers -= len(dropped.sequences)
+            self._rest(first, self._producers.pop(first))
+        while len(self._idle) > _MAX_IDLE:
+            names = self._idle_owners.of_largest()
+            self._drop_idle(names[0] if names else next(iter(self._idle)))
+        while self._idle_numbers > _MAX_IDLE_NUMBERS:
+            owner, _ = self._idle_sizes.largest()
+            self._drop_idle(self._idle_owners.first(owner))
+
+    def _rest(self, producer: bytes, known: ProducerWindow) -> None:
+        """Make a producer idle."""
+        self._owners.remove(producer, known.owner)
+        self._before_change(known)
+        known.compact()
+        known.pack(producer)
+        self._idle[producer] = known
+        self._count_idle(producer, known)
+
+    def _count_idle(self, producer: bytes, known: ProducerWindow) -> None:
+        numbers = len(known.sequences)
+        self._idle_owners.add(producer, known.owner)
+        self._idle_sizes.grow(known.owner, numbers)
+        self._idle_numbers += numbers
+
+    def _drop_idle(self, producer: bytes) -> None:
+        known = self._idle.pop(producer)
+        numbers = len(known.sequences)
+        self._idle_owners.remove(producer, known.owner)
+        self._idle_sizes.grow(known.owner, -numbers)
+        self._idle_numbers -= numbers
 
     def _before_change(self, known: ProducerWindow) -> None:
         """Copy a producer for the snapshot that is being made, which shall not have the change."""
@@ -406,7 +504,11 @@ class DedupWindow:
                     del producers[producer]
                 elif known.packed and len(known.sequences) < held:
                     known.pack(producer)
-        self._idle_numbers = sum(len(known.sequences) for known in self._idle.values())
+        self._forget_owners()
+        for producer, known in self._producers.items():
+            self._owners.add(producer, known.owner)
+        for producer, known in self._idle.items():
+            self._count_idle(producer, known)
         self.end_offset = min(self.end_offset, log_end)
 
     def flush(self) -> None:
@@ -425,6 +527,11 @@ class DedupWindow:
     def _clear(self) -> None:
         self._producers.clear()
         self._idle.clear()
+        self._forget_owners()
+
+    def _forget_owners(self) -> None:
+        self._owners, self._idle_owners = _ByOwner(), _ByOwner()
+        self._idle_sizes = _Sizes()  # how many numbers the window holds of the idle ones
         self._idle_numbers = 0
 
     def delete_before(self, min_offset: int) -> None:
@@ -496,6 +603,8 @@ class DedupWindow:
         if found is None:
             return False
         end, restored = found
+        # Those that were idle come first. Of other owners some may have written before them.
+        restored.sort(key=lambda one: one[1].offsets[-1] if one[1].offsets else -1)
         for producer, known in restored:
             self._keep(producer, known)
         self.end_offset = end
@@ -511,7 +620,7 @@ def _read_snapshot(content: memoryview) -> tuple[int, list[tuple[bytes, Producer
         (length,) = _LENGTH.unpack_from(content, at)
         producer = bytes(content[at + 2 : at + 2 + length])
         at += 2 + length
-        known = ProducerWindow()
+        known = ProducerWindow(owner_of(producer))
         known.floor, entries = _PRODUCER.unpack_from(content, at)
         at += _PRODUCER.size
         for part in (known.sequences, known.offsets):

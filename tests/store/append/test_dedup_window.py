@@ -4,6 +4,7 @@ import random
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,78 @@ def test_numbers_of_idle_producers_are_bounded(
     assert len(found) == 1 + 3  # nine numbers of idle producers
     found.truncate(0)
     assert len(found) == 0
+
+
+def own(identity: str, number: int) -> bytes:
+    return f"{api.own_prefix(identity)}-{number}".encode()
+
+
+@pytest.mark.parametrize("flood", [lambda n: own("scratcher", n), b"anybodys-%d".__mod__])
+def test_no_owner_of_many_producers_makes_the_node_forget_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: Callable[[int], bytes]
+) -> None:
+    """A put of `payer` that is repeated would be stored twice, or refused."""
+    monkeypatch.setattr(dedup_window, "_MAX_PRODUCERS", 8)
+    monkeypatch.setattr(dedup_window, "_MAX_IDLE", 16)
+    first = window(tmp_path)
+
+    def write(found: DedupWindow, producer: bytes, *numbers: int) -> None:
+        end = found.end_offset
+        places = range(end, end + 10 * len(numbers), 10)
+        found.add_runs([(producer, numbers, places)], places.stop)
+
+    for number in range(6):
+        write(first, own("payer", number), *range(20))
+    at = [first.find(own("payer", number), 5) for number in range(6)]
+    for number in range(100):
+        write(first, flood(number), 0)
+    first.save()
+    restored = window(tmp_path)
+    assert restored.load(first.end_offset, True) == first.end_offset
+    for found in (first, restored):
+        for number in range(100, 200):
+            assert len(found) == 24
+            # Of six busy ones four share the room with as many others, and two are idle.
+            held = [found.find(own("payer", number), 5) for number in range(6)]
+            assert held == [*[UnheldNumber.FORGOTTEN] * 2, *at[2:]]
+            assert all(found.progress(own("payer", number)).last == 19 for number in range(6))
+            write(found, flood(number), 0)
+        found.truncate(found.end_offset - 15)
+        for number in range(200, 300):
+            write(found, flood(number), 0)
+        assert found.find(own("payer", 5), 5) == at[5]
+
+
+def test_no_owner_of_many_numbers_makes_the_node_forget_an_idle_producer_of_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup_window, "_MAX_PRODUCERS", 1)
+    monkeypatch.setattr(dedup_window, "_MAX_IDLE_NUMBERS", 40)
+    found = window(tmp_path)
+    for number in range(20):
+        found.add_runs([(own("payer", number), [0], [10 * number])], 10 * number + 10)
+    for number in range(20):
+        numbers = range(1 << 32, (1 << 32) + 10)  # there is a gap before them
+        at = 1_000 * (number + 1)
+        places = range(at, at + 100, 10)
+        found.add_runs([(own("scratcher", number), numbers, places)], places.stop)
+    for number in range(20):
+        assert found.find(own("payer", number), 0) == 10 * number
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_owner_with_most_is_found(seed: int) -> None:
+    print(f"seed {seed}")
+    chance, sizes, true = random.Random(seed), dedup_window._Sizes(), dict[bytes, int]()
+    for _ in range(3_000):
+        owner = b"%d" % chance.randrange(30)
+        change = chance.randrange(-true.get(owner, 0), 10)
+        sizes.grow(owner, change)
+        true[owner] = true.get(owner, 0) + change
+        if max(true.values()) and chance.random() < 0.3:
+            found, size = sizes.largest()
+            assert size == true[found] == max(true.values())
+    assert len(sizes._heap) <= 2 * 30 + 65
 
 
 def test_progress_after_a_cut_is_exact_or_says_that_it_is_not(tmp_path: Path) -> None:
