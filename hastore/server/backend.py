@@ -205,6 +205,7 @@ class BaseBackend:
             *self._retention.problems(),
             *([] if self.store.rescued.problem is None else [self.store.rescued.problem]),
             *self.store.cuts.problems(),
+            *self.store.transactions.problems(),
         ]
 
     def _refused_by_default(self, reason: str | None) -> str | None:

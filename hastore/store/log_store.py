@@ -243,7 +243,7 @@ class LogStore:
         self._appender = Appender(
             log, self._window, self._table, topics, replay,
             next_ms=self._times.next_ms, config=config, store_host=self.store_host,
-            open_transactions=lambda: len(self.transactions),
+            why_full=lambda topic: self.transactions.why_full(topic),
         )  # fmt: skip
         self.taken = self._appender.taken  # what puts have appended, by topic
         self.reader = MessageReader(

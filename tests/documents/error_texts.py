@@ -53,11 +53,12 @@ _REFUSALS = (
     "server/api/access.py", "server/api/quotas.py", "server/api/puts.py",
     "server/api/connections.py", "server/api/server.py", "store/append/validation.py",
     "store/append/queue_offsets.py", "security/identities.py", "store/log/allocate.py",
+    "store/derived/transactions.py",
 )  # fmt: skip
 _REFUSING = re.compile(
     r"^(_refusal(_of)?|refusal|why|_over|no_right|anothers_producer|_reason_to_end|prove|why_not"
     r"|_certificate_text|_why_not|_why_too_large|_is_marked|_ends_transaction|_check_topic|_place"
-    r"|admit_put|_put_to_wait)$"
+    r"|admit_put|_put_to_wait|why_full)$"
 )
 
 

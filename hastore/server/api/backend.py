@@ -239,6 +239,10 @@ class ApiTopics(Protocol):
 class ApiTransactions(Protocol):
     """The open transactions of the log: OpenTransactions."""
 
+    def why_full(self, topic: bytes) -> str | None:
+        """Return why a topic gets no more transactions now; None if it does."""
+        ...
+
     def __len__(self) -> int: ...
 
     def halves(self) -> list[Half]:

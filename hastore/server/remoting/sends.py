@@ -74,7 +74,7 @@ from hastore.record.properties import (
     words_of_keys,
 )
 from hastore.record.topic_records import TopicConfig
-from hastore.record.transactions import HALF_TOPIC, OPEN_MAX, is_prepared, prepare
+from hastore.record.transactions import HALF_TOPIC, is_prepared, prepare
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import DLQ, RETRY, WRITE, TopicView
 from hastore.server.remoting.send_records import (
@@ -397,10 +397,9 @@ class Sends:
         self, topic: str, queue_id: int, properties: Mapping[str, str]
     ) -> tuple[str, int, bytes]:
         """Return topic, queue and properties of the record of a half message."""
-        count = len(self._parts.backend.store.transactions)
-        if count >= OPEN_MAX:
-            text = f"{count:,} transactions are open: commit them, or roll them back"
-            raise RemotingRefusal(Answer.SYSTEM_BUSY, text)
+        why = self._parts.backend.store.transactions.why_full(topic.encode("utf-8", "replace"))
+        if why is not None:
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, why)
         try:
             waiting = prepare(topic, queue_id, properties)
         except (MessageIllegalError, UnicodeEncodeError) as failure:

@@ -258,7 +258,7 @@ class Appender:
         next_ms: Callable[[int], int],
         config: StoreConfig,
         store_host: Host,
-        open_transactions: Callable[[], int] = lambda: 0,
+        why_full: Callable[[bytes], str | None] = lambda _topic: None,
     ) -> None:
         self._log = commit_log
         self._window = window
@@ -267,9 +267,7 @@ class Appender:
         self._replay = replay
         self._host = store_host
         self._next_ms = next_ms
-        self._validator = PutValidator(
-            config, store_host, commit_log.form, open_transactions
-        )
+        self._validator = PutValidator(config, store_host, commit_log.form, why_full)
         self.why_too_large = self._validator.why_too_large
         self.last_store_timestamp_ms = 0
         self.taken = Traffic()  # what was appended, by topic; changed under the log's lock

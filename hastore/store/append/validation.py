@@ -54,7 +54,6 @@ from hastore.record.transactions import (
     FLAG_COMMIT,
     HALF_TOPIC,
     OP_TOPIC,
-    OPEN_MAX,
     put_half,
 )
 from hastore.store.append.payloads import FLAGS_REFUSED, BuiltBatch, Payload, UniformBatch
@@ -103,10 +102,10 @@ class PutValidator:
         config: StoreConfig,
         store_host: Host,
         form: LogFormat = PLAIN,
-        open_transactions: Callable[[], int] = lambda: 0,
+        why_full: Callable[[bytes], str | None] = lambda _topic: None,
     ) -> None:
-        """Prepare; `open_transactions` returns how many are open."""
-        self._open_transactions = open_transactions
+        """Prepare; `why_full` returns why a topic gets no more transactions, None if it does."""
+        self._why_full = why_full
         self._max_body = config.max_message_size
         self._max_record = form.max_record(config.commitlog_file_size)
         self._max_waiting = self._max_record - _LATER_BYTES
@@ -264,10 +263,9 @@ class PutValidator:
         reason = self._check_topic(name.encode(), guard)
         if reason is not None:
             return PutResult(Status.MESSAGE_ILLEGAL, reason=reason)
-        count = self._open_transactions()
-        if count >= OPEN_MAX:
-            text = f"{count:,} transactions are open: commit them, or roll them back"
-            return PutResult(Status.BUSY, reason=text)
+        reason = self._why_full(name.encode())
+        if reason is not None:
+            return PutResult(Status.BUSY, reason=reason)
         return name.encode(), queue_id
 
     def _check_topic(self, topic: bytes, guard: Guard | None) -> str | None:

@@ -31,7 +31,7 @@ been read.
 """
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import msgspec
@@ -47,6 +47,7 @@ from hastore.record.transactions import (
     FLAG_COMMIT,
     HALF_TOPIC,
     OP_TOPIC,
+    OPEN_MAX,
     Ended,
     Half,
     Identity,
@@ -72,6 +73,7 @@ EARLIER_MAX = 64  # half messages of one transaction, beside the last
 _STEP_BYTES = 4 << 20  # of the log between two states, while transactions change
 _QUIET_STEP_BYTES = 64 << 20  # and else
 _STEP_FACTOR = 64  # of a large state's own bytes
+_MUCH = 0.8  # of the room: operators are told
 _KEPT = 16  # states; then every second one of the older half goes
 _KEPT_BYTES = 32 << 20
 _FRAME = CrcFrame(b"HSTX", 1)
@@ -117,6 +119,7 @@ class OpenTransactions:
     def _set(self, state: _State) -> None:
         open_ = {half.offset: half for half in state.halves}
         self._open: dict[int, Half] = open_  # by the offset of the last half message
+        self._of_topic = Counter(half.topic or b"" for half in state.halves)
         self._of_identity = {half.identity: half.offset for half in state.halves if half.key}
         self._of_offset = {at: half.offset for half in state.halves for at in half.offsets}
         self._of_place = {place: half.offset for half in state.halves for place in half.places}
@@ -149,6 +152,36 @@ class OpenTransactions:
     def unsaid(self) -> list[int]:
         """Return the queue offsets of half messages that have ended, but are not listed so."""
         return list(self._unsaid)
+
+    def why_full(self, topic: bytes) -> str | None:
+        """Return why a topic gets no more transactions now; None if it does.
+
+        A topic may have as many as are left for others, so one alone half of OPEN_MAX: who may
+        produce to a topic, and ends none of its transactions, leaves room for those of others.
+        """
+        count, own = len(self._open), self._of_topic.get(topic, 0)
+        if own < OPEN_MAX - count:
+            return None
+        return (
+            f"{count:,} transactions are open, {own:,} of topic {topic.decode('utf-8', 'replace')}:"
+            " commit them, or roll them back"
+        )
+
+    def problems(self) -> list[str]:
+        """Return for the status that the room for open transactions is nearly used up."""
+        topics = list(self._of_topic.items())
+        if not topics:
+            return []
+        topic, own = max(topics, key=lambda one: one[1])
+        count = len(self._open)
+        # Beside the others' transactions a topic may have half of what they leave.
+        if count < _MUCH * OPEN_MAX and own < _MUCH * (OPEN_MAX - count + own) / 2:
+            return []
+        return [
+            f"{count:,} transactions are open, {own:,} of topic {topic.decode('utf-8', 'replace')};"
+            f" at most {OPEN_MAX:,} may be, and of a topic as many as are left: see that its"
+            " producers end them"
+        ]
 
     def status(self) -> dict[str, int]:
         """Return for the status how many are open, and how others have ended.
@@ -258,12 +291,13 @@ class OpenTransactions:
             said.immunity_s, said.identity.key, earlier, said.identity.group, said.identity.topic,
         )  # fmt: skip
         self._open[half.offset] = half
+        self._of_topic[half.topic or b""] += 1
         for offset in half.offsets:
             self._of_offset[offset] = half.offset
         for place in half.places:
             self._of_place[place] = half.offset
         if known is not None:
-            del self._open[known.offset]
+            self._remove(known)
             self._of_identity.pop(known.identity, None)  # it may lack group and topic
         if half.key:
             self._of_identity[half.identity] = half.offset
@@ -307,13 +341,21 @@ class OpenTransactions:
         self._forget(half)
 
     def _forget(self, half: Half) -> None:
-        self._open.pop(half.offset, None)
+        self._remove(half)
         for offset in half.offsets:
             self._of_offset.pop(offset, None)
         for place in half.places:
             self._of_place.pop(place, None)
         if self._of_identity.get(half.identity) == half.offset:
             del self._of_identity[half.identity]
+
+    def _remove(self, half: Half) -> None:
+        if self._open.pop(half.offset, None) is None:
+            return
+        topic = half.topic or b""
+        self._of_topic[topic] -= 1
+        if not self._of_topic[topic]:
+            del self._of_topic[topic]
 
     def _take_places(self, record: Dispatched) -> bool:
         """Take the list of half messages that have ended."""

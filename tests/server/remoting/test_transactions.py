@@ -11,11 +11,18 @@ from hastore.errors import NotCachedError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.remoting import Answer, Code, Frame
 from hastore.record.codec import Record, decode_record
-from hastore.record.transactions import ASIDE_TOPIC, CHECKS_TOPIC, HALF_TOPIC, OP_TOPIC, checks_in
+from hastore.record.transactions import (
+    ASIDE_TOPIC,
+    CHECKS_TOPIC,
+    HALF_TOPIC,
+    OP_TOPIC,
+    OPEN_MAX,
+    checks_in,
+)
 from hastore.server.remoting.check_backs import CheckBacks
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.routes import TopicView
-from hastore.server.remoting.sends import OPEN_MAX, Sends
+from hastore.server.remoting.sends import Sends
 from hastore.server.remoting.transactions import COMMIT, NOT_YET, ROLLBACK, Decisions, Transactions
 from tests.api_fakes import FakeBackend
 from tests.server.remoting.desk import Desk, VirtualClient
@@ -363,11 +370,12 @@ def test_what_is_no_half_message_is_refused(
 def test_too_many_open_transactions_are_refused(
     node: Node, client: VirtualClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hastore.server.remoting.sends.OPEN_MAX", 2)
+    monkeypatch.setattr("hastore.store.derived.transactions.OPEN_MAX", 4)
     for number in range(2):
         begin(node, client, f"u{number}")
     answer = client.ask(Code.SEND_MESSAGE_V2, half_fields("u"), b"x")
-    assert answer.code == Answer.SYSTEM_BUSY and "2 transactions are open" in (answer.remark or "")
+    assert answer.code == Answer.SYSTEM_BUSY
+    assert "2 transactions are open, 2 of topic T" in (answer.remark or "")
     assert OPEN_MAX >= 10_000
 
 

@@ -15,6 +15,7 @@ from hastore.record.transactions import (
     ASIDE_TOPIC,
     CHECKS_TOPIC,
     HALF_TOPIC,
+    IMMUNITY,
     OP_TOPIC,
     Ended,
     build_checks,
@@ -23,6 +24,7 @@ from hastore.record.transactions import (
     commit,
     ended_in,
     half_in,
+    half_pairs,
     prepare,
     set_aside,
 )
@@ -426,3 +428,40 @@ def test_many_half_messages_of_one_transaction_are_bounded(tmp_path):
         assert len(one.earlier) == transactions.EARLIER_MAX
         assert store.transactions.find(offsets[-1]) is store.transactions.find(offsets[-60]) is one
         assert store.transactions.find(offsets[0]) is None
+
+
+def test_a_topic_whose_transactions_nobody_ends_leaves_room_for_others(tmp_path, monkeypatch):
+    """Who may produce to one topic could have kept all others out for 30 days."""
+    monkeypatch.setattr(transactions, "OPEN_MAX", 8)
+    with opened(tmp_path) as store:
+        found = store.transactions
+
+        def begin(topic, key):
+            pairs = half_pairs(topic, 0, "producers", key, [(IMMUNITY, "2592000")])
+            raw = build_record(
+                HALF_TOPIC, b"", queue_id=0, properties=pairs, born_timestamp_ms=1, born_host=BORN
+            )
+            [(result,)] = store.put_encoded([raw])
+            assert store.wait_dispatched(store.whole_offset, 60), store.problems
+            return result
+
+        assert found.problems() == []
+        said = [begin("scratch", f"s{number}") for number in range(6)]
+        assert [one.status for one in said] == [Status.PUT_OK] * 4 + [Status.BUSY] * 2
+        assert said[4].reason.startswith("4 transactions are open, 4 of topic scratch: commit them")
+        (problem,) = found.problems()
+        assert problem.startswith("4 transactions are open, 4 of topic scratch; at most 8 may be")
+        said = [begin("payments", f"p{number}") for number in range(3)]
+        assert [one.status for one in said] == [Status.PUT_OK] * 2 + [Status.BUSY]
+        # As soon as one of them has ended, there is room for another, also after a cut.
+        ended, last = found.halves()[-2:]
+        put_own(store, *build_ended([ended.place], 1, HOST))
+        assert store.wait_dispatched(store.whole_offset, 60), store.problems
+        assert found.why_full(b"payments") is None
+        assert found.why_full(b"scratch") is not None
+    with opened(tmp_path) as store:
+        found = store.transactions
+        assert found.why_full(b"scratch") is not None and found.why_full(b"payments") is None
+        store.truncate(last.offset)
+        assert store.wait_dispatched(store.whole_offset, 60), store.problems
+        assert found._of_topic == {b"scratch": 4, b"payments": 1}
