@@ -31,12 +31,13 @@ What = TypeVar("What", bound=Hashable)
 class Meter:
     """What one identity has asked of this node."""
 
-    __slots__ = ("_answered", "_bytes_ms", "_requests_ms", "bytes", "quota", "refused", "requests",
-                 "slowed")  # fmt: skip
+    __slots__ = ("_answered", "_bytes_ms", "_records_ms", "_requests_ms", "bytes", "quota",
+                 "refused", "requests", "slowed")  # fmt: skip
 
     def __init__(self, quota: Quota) -> None:
         self.quota = quota
         self._requests_ms = self._bytes_ms = 0.0  # when all that was asked is allowed
+        self._records_ms = 0.0
         self._answered = 0  # bytes of answers that do not count yet
         self.requests = self.bytes = self.slowed = self.refused = 0
 
@@ -64,6 +65,23 @@ class Meter:
             return 0.0
         self.slowed += 1
         return wait_ms
+
+    def may_record(self, now_ms: float) -> bool:
+        """Whether a request that is free may bring another record, such as that of a new lock.
+
+        These have as much again as the quota, for themselves: else one that pulls as much as it
+        may would get no queues.
+        """
+        return self._records_ms <= now_ms + BURST_MS
+
+    def record(self, size: int, now_ms: float) -> None:
+        """Count such a request."""
+        cost_ms = 0.0
+        if self.quota.requests_per_s is not None:
+            cost_ms = 1_000.0 / self.quota.requests_per_s
+        if self.quota.bytes_per_s is not None:
+            cost_ms = max(cost_ms, 1_000.0 * size / self.quota.bytes_per_s)
+        self._records_ms = max(self._records_ms, now_ms) + cost_ms
 
     def _count_bytes(self, size: int, now_ms: float) -> None:
         self.bytes += size

@@ -157,6 +157,10 @@ class FrameDoor(Protocol):
         """Take a request about transactions, of this API's own protocol."""
         ...
 
+    def problems(self) -> list[str]:
+        """Return what an operator should know; any thread may ask."""
+        ...
+
     def run_due(self, now_ms: float) -> None:
         """Do what is due now, for a bounded time."""
         ...
@@ -383,7 +387,8 @@ class ApiServer(Service):
 
     def problems(self) -> list[str]:
         """Return what an operator should know of the API; any thread may ask."""
-        return self._reader.problems()
+        door = self._door
+        return [*self._reader.problems(), *([] if door is None else door.problems())]
 
     def readers_wait(self) -> bool:
         """Whether a reader waits for new records; see ApiWaker."""

@@ -40,7 +40,13 @@ from hastore.security.scram import NAME
 from hastore.server.api.access import REFUSED_MAX, Access, may_read, no_right
 from hastore.server.api.connections import Connection
 from hastore.server.api.places import source_of
-from hastore.server.remoting.door import WITHOUT_BODY, Door, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.door import (
+    WITHOUT_BODY,
+    Door,
+    RemotingRefusal,
+    RemotingRequest,
+    signer_of,
+)
 from hastore.server.remoting.forwarding import FORWARDED
 from hastore.server.remoting.reads import COMMITS
 from hastore.server.remoting.rights import NEEDS, NEW_TOPICS, may_see, may_send
@@ -176,14 +182,14 @@ class Gate:
 
     def may_read(self, request: RemotingRequest, topic: str, *, or_admin: bool = False) -> bool:
         """Whether who has signed a request that was let through may read a topic."""
-        identity = self._identities.find(_signer_of(request))
+        identity = self._identities.find(signer_of(request))
         if identity is None:
             return False
         return (or_admin and identity.is_admin) or may_read(identity, topic)
 
     def may_send(self, request: RemotingRequest, topic: str) -> bool:
         """Whether who has signed a request that was let through may send to a topic."""
-        identity = self._identities.find(_signer_of(request))
+        identity = self._identities.find(signer_of(request))
         return identity is not None and may_send(identity, topic)
 
     def may_be_asked(self, connection: Connection, topic: str) -> bool:
@@ -198,7 +204,7 @@ class Gate:
         host, port = request.address
         self._access.note(
             Code(request.frame.code).name,
-            identity=_signer_of(request),
+            identity=signer_of(request),
             address=address_text(host, port),
             outcome="forbidden",
             reason=why,
@@ -372,14 +378,3 @@ class Gate:
             return no_right(identity, "consume", topic)
         fields["topic"] = NEW_TOPICS
         return None
-
-
-def _signer_of(request: RemotingRequest) -> str:
-    """Return the name of who has signed a request, which is known to be signed right.
-
-    Only what may be forwarded has its AccessKey still; a connection is of one identity.
-    """
-    connection = request.connection
-    if connection is not None and connection.proof is not None:
-        return connection.proof.identity.name
-    return request.frame.fields.get(ACCESS_KEY, "")

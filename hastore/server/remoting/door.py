@@ -30,6 +30,7 @@ from hastore.protocol.remoting import (
     encode_frame,
     encode_front,
 )
+from hastore.security.rocketmq_acl import ACCESS_KEY
 from hastore.server.api.connections import Connection
 from hastore.server.api.server import ApiParts
 
@@ -244,6 +245,7 @@ class Door:
         self.parts = parts
         self.forwarding: Forwards | None = None  # of a node in a group
         self.gate: Guards | None = None  # of a node with identities
+        self.problems_of: list[Callable[[], list[str]]] = []  # for `problems`
         self.members: Members | None = None  # hastore's own
         # What producers of hastore's ask for: own_ends.py, check_polls.py.
         self.ends_own: Callable[[Connection, api.EndTransaction, float], None] | None = None
@@ -326,6 +328,10 @@ class Door:
             request.answer(Answer.NO_PERMISSION, remark=self._refusal)
             return
         self.handle_inside(request)
+
+    def problems(self) -> list[str]:
+        """Return what an operator should know of the rooms; any thread may ask."""
+        return [text for ask in self.problems_of for text in ask()]
 
     def handle_inside(self, request: RemotingRequest) -> None:
         """Let the handler of its code answer a request, also where none of clients is served."""
@@ -536,3 +542,14 @@ def _name_of(code: int) -> str:
         return Answer(code).name
     except ValueError:
         return str(code)
+
+
+def signer_of(request: RemotingRequest) -> str:
+    """Return the name of who has signed a request, which is known to be signed right.
+
+    Only what may be forwarded has its AccessKey still; a connection is of one identity.
+    """
+    connection = request.connection
+    if connection is not None and connection.proof is not None:
+        return connection.proof.identity.name
+    return request.frame.fields.get(ACCESS_KEY, "")

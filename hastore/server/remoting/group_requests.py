@@ -134,6 +134,7 @@ class GroupRequests:
         self._broker = broker
         self._clock = door.parts.clock
         self.members: Members = Membership()
+        door.problems_of.append(self.members.problems)
         self.notifier = Notifier(door, self.members)
         self._elsewhere = MembersElsewhere(door, self._other_nodes)
         self._scans = False
@@ -181,6 +182,7 @@ class GroupRequests:
             incomplete = self.members.hear(
                 connection, body, came_ms, language=language, version=version,
                 address=address_text(*connection.address), may_read=may_read,
+                owner=None if connection.proof is None else connection.proof.identity.name,
             )  # fmt: skip
         except UsageError as failure:
             raise RemotingRefusal(Answer.SYSTEM_ERROR, str(failure)) from failure

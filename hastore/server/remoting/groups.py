@@ -34,6 +34,7 @@ MAX_EXPRESSION = 8 * 1024  # characters of a subscription's text
 MAX_BYTES = 64 * 1024 * 1024  # of all members, as estimated below
 _COST = 6  # bytes of memory for each byte of a heartbeat
 _MEMBER_BYTES = 2_000
+_MUCH = 0.8  # of the room: operators are told
 ALL_TAGS = "*"
 TAG, SQL92 = "TAG", "SQL92"
 # RocketMQ's enumerations: the C++ client sends their ordinal numbers.
@@ -227,7 +228,7 @@ class Member(Generic[Key]):
 
     __slots__ = (
         *("address", "client_id", "consumers", "cost", "fingerprint", "key", "language"),
-        *("producers", "raw", "seen_ms", "version"),
+        *("owner", "producers", "raw", "seen_ms", "version"),
     )
 
     def __init__(self, key: Key, client_id: str, address: str) -> None:
@@ -240,6 +241,7 @@ class Member(Generic[Key]):
         self.seen_ms = 0.0
         self.fingerprint = 0
         self.cost = _MEMBER_BYTES
+        self.owner: str | None = None
         self.producers: frozenset[str] = frozenset()
         self.consumers: dict[str, ConsumerGroup] = {}
 
@@ -269,6 +271,7 @@ class Membership(Generic[Key]):
         self._changed: dict[str, None] = {}
         self._changes = 0
         self._bytes = 0
+        self._owned: Counter[str] = Counter()  # bytes by owner
 
     @property
     def memory_bytes(self) -> int:
@@ -293,28 +296,32 @@ class Membership(Generic[Key]):
 
     def hear(
         self, key: Key, body: bytes, now_ms: float, *, language: str, version: int, address: str,
-        may_read: Callable[[str], bool] | None = None,
+        may_read: Callable[[str], bool] | None = None, owner: str | None = None,
     ) -> bool:  # fmt: skip
         """Take a heartbeat; return whether the client must send its subscriptions again.
 
         Subscriptions to topics that it may not read do not count: the group's other members would
-        be told what they want of these. Raises UsageError if the heartbeat is malformed or too
-        large, or if there is no room; it has changed nothing then.
+        be told what they want of these. `owner` is the client's identity; one may take as much room
+        as is left for others. Raises UsageError if the heartbeat is malformed or too large, or if
+        there is no room; it has changed nothing then.
         """
         beat = decode_heartbeat(body)
         if may_read is not None:
             beat = _readable(beat, may_read)
         member = self._members.get(key)
         cost = _MEMBER_BYTES + _COST * len(body)
-        if self._bytes + cost - (member.cost if member is not None else 0) > MAX_BYTES:
+        more = cost - (member.cost if member is not None else 0)
+        left = MAX_BYTES - self._bytes - more
+        if left < 0 or (owner is not None and more > 0 and self._owned[owner] + more > left):
             raise UsageError("too many groups are registered at this node; stop some clients")
         if member is not None and member.client_id != beat.client_id:
             self.end(key)
             member = None
         if member is None:
             member = self._members[key] = Member(key, beat.client_id, address)
-            self._bytes += member.cost
-        self._bytes += cost - member.cost
+            member.owner = owner
+            self._take(member, member.cost)
+        self._take(member, cost - member.cost)
         member.cost = cost
         member.language, member.version = language, version
         member.seen_ms = now_ms
@@ -327,6 +334,25 @@ class Membership(Generic[Key]):
         self._set_producers(member, beat.producers)
         self._set_consumers(member, consumers)
         return incomplete
+
+    def _take(self, member: Member[Key], size: int) -> None:
+        self._bytes += size
+        if member.owner is not None:
+            self._owned[member.owner] += size
+            if not self._owned[member.owner]:
+                del self._owned[member.owner]
+
+    def problems(self) -> list[str]:
+        """Return for the status that the room for clients is nearly used up; any thread may ask."""
+        size = self._bytes
+        owner, own = max(list(self._owned.items()), key=lambda one: one[1], default=("", 0))
+        if size < _MUCH * MAX_BYTES and own < _MUCH * (MAX_BYTES - size + own) / 2:
+            return []
+        return [
+            f"the clients that are registered take {size:,} bytes, {own:,} those of identity"
+            f" {owner or '-'}; at most {MAX_BYTES:,} may be, and of an identity as many as are"
+            " left: look at its consumers"
+        ]
 
     def _completed(
         self, member: Member[Key], beat: Heartbeat
@@ -365,7 +391,7 @@ class Membership(Generic[Key]):
         """Forget the client of a connection that has ended, or is silent for too long."""
         member = self._members.pop(key, None)
         if member is not None:
-            self._bytes -= member.cost
+            self._take(member, -member.cost)
             self._set_producers(member, frozenset())
             self._set_consumers(member, {})
 

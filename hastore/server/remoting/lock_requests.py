@@ -22,7 +22,13 @@ from hastore.protocol.api import Put, PutDone
 from hastore.protocol.committed_positions import CommitBody
 from hastore.protocol.remoting import Answer, Code, encode_body
 from hastore.server.api.commit_records import commit_record
-from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.door import (
+    Door,
+    Handler,
+    RemotingRefusal,
+    RemotingRequest,
+    signer_of,
+)
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.queue_locks import (
     CONFIRM_MS,
@@ -74,8 +80,14 @@ _FOR_NOW = frozenset({Status.SERVICE_NOT_AVAILABLE, Status.SLAVE_NOT_AVAILABLE})
 class LockRequests:
     """The handlers of locks, of one node."""
 
-    def __init__(self, door: Door, positions: GroupPositions) -> None:
-        """Prepare; `positions` reads the records."""
+    def __init__(
+        self,
+        door: Door,
+        positions: GroupPositions,
+        is_queue: Callable[[Queue], bool] = lambda _queue: True,
+    ) -> None:
+        """Prepare; `positions` reads the records. Other queues than `is_queue` have no locks."""
+        self._is_queue = is_queue
         self._door = door
         self._clock = door.parts.clock
         self._backend = door.parts.backend
@@ -88,6 +100,7 @@ class LockRequests:
         self._memory = 0  # of all requests without an answer, estimated
         self._provers: list[Then] = []  # who waits for the proof that is under way
         self.written = 0  # records
+        door.problems_of.append(self.locks.problems)
         door.at(self._clock.monotonic_ms() + LOOK_MS, self._look)
 
     def handlers(self) -> dict[int, Handler]:
@@ -141,6 +154,7 @@ class LockRequests:
         """Note since when this node leads, though nobody asks: old locks end the sooner."""
         with contextlib.suppress(RemotingRefusal):
             self._leads()
+        self.locks.tidy(self._clock.monotonic_ms())
         self._door.at(self._clock.monotonic_ms() + LOOK_MS, self._look)
 
     def _begin(self, asked: _Asked) -> None:
@@ -206,10 +220,23 @@ class LockRequests:
         epoch = self.locks.epoch
         # Of RocketMQ's consumers only those that read in order ask; another node forwards theirs.
         in_order = request.connection is None or request.connection.remoting
+        meter = None if request.connection is None else request.connection.meter
+        may_add = meter is None or meter.may_record(now)
+        owner = signer_of(request) or None
         wish = self.locks.ask(
-            group, client, _queues(asked), now, request.came_ms, in_order=in_order
-        )
+            group, client, _queues(asked), now, request.came_ms, in_order=in_order,
+            owner=owner, may_add=may_add, is_queue=self._is_queue,
+        )  # fmt: skip
         claims = {**wish.renewed, **wish.new}
+        if meter is not None and wish.new:
+            meter.record(len(request.frame.body), now)
+        if not claims and wish.lacks:
+            self._refuse(request, _Why("there is no room for more locks"))
+            return
+        if not claims and not may_add and asked.mqSet:
+            assert meter is not None
+            self._refuse(request, _Why(meter.why(owner or "")))
+            return
 
         def then(why: _Why | None) -> None:
             if why is None and (self.locks.epoch != epoch or not self._is_proved()):

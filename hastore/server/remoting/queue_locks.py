@@ -26,13 +26,17 @@ believe in the same lock, also over a failover:
   that it does not know is given during that wait. That time is added up from record to record: by
   the wall clock alone, one that jumps ahead would end all locks.
 
+There is room for MAX_LOCKS. An identity may have as many as are left for others, so alone half of
+them: one that takes all that it gets leaves locks for the next one.
+
 Under an ASYNC_MASTER a confirmation is the master's own, so a lock is as safe there as a message:
 a failover may forget it. This module is pure; times are monotonic ms of this node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from hastore.protocol.committed_positions import MAX_LOCKS, RecordedLocks
@@ -43,13 +47,17 @@ CONFIRM_MS = 3_000.0  # a record that takes longer to be confirmed gives no lock
 REPEAT_MS = 10 * 60_000.0  # when the record of a lock that is still held is repeated
 LASTS_MS = 3 * REPEAT_MS  # a record older than that is of no lock that is still held
 
+TIDY_MS = 1_000.0  # so often at most all locks are looked at for want of room
+_MUCH = 0.8  # of the room: operators are told
 Queue = tuple[str, int]  # topic, queue id
 
 
 class Lock:
     """A queue's lock, from the time on when it was free, or another one's."""
 
-    __slots__ = ("asked_ms", "holder", "in_order", "is_found", "recorded_ms", "until_ms")
+    __slots__ = (
+        "asked_ms", "holder", "in_order", "is_found", "owner", "recorded_ms", "until_ms",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,8 +67,10 @@ class Lock:
         *,
         in_order: bool = False,
         is_found: bool = False,
+        owner: str | None = None,
     ) -> None:
         self.holder = holder
+        self.owner = owner  # the identity that asked for it; None: not known, or there is none
         self.in_order = in_order  # its holder consumes in order, as far as it has said it
         self.until_ms = until_ms
         self.asked_ms = asked_ms  # when its holder's last request for it came
@@ -74,11 +84,13 @@ Claims = Mapping[Queue, Lock]
 class Wish(NamedTuple):
     """What a consumer may have of the queues that it asked for: just these locks, no later ones.
 
-    `renewed` needs a proof, `new` a record of its own, which is a proof, too.
+    `renewed` needs a proof, `new` a record of its own, which is a proof, too. `lacks` says whether
+    there was no room for another one.
     """
 
     renewed: Claims
     new: Claims
+    lacks: bool = False
 
 
 class QueueLocks:
@@ -88,6 +100,8 @@ class QueueLocks:
         self.epoch: int | None = None  # None: the records were not read yet
         self._locks: dict[str, dict[Queue, Lock]] = {}  # by group
         self._count = 0
+        self._owned: Counter[str] = Counter()  # locks by owner
+        self._tidied_ms = -TIDY_MS
         self._since_ms = 0.0  # when this node has become the master, at the latest
         self._unknown_ms = -1.0  # until then a queue without a known lock may have a holder
         self._proof_ms = -PROOF_MS  # when the last confirmed record was appended
@@ -108,6 +122,7 @@ class QueueLocks:
         self.epoch = epoch
         self._locks = {}
         self._count = 0
+        self._owned = Counter()
         self._proof_ms = -PROOF_MS
         self._since_ms = since_ms
         until_ms = since_ms + LOCK_MS + PROOF_MS
@@ -123,6 +138,7 @@ class QueueLocks:
         self.epoch = None
         self._locks = {}
         self._count = 0
+        self._owned = Counter()
         self._proof_ms = -PROOF_MS
 
     def prove(self, appended_ms: float) -> None:
@@ -142,38 +158,85 @@ class QueueLocks:
         came_ms: float,
         *,
         in_order: bool = True,
+        owner: str | None = None,
+        may_add: bool = True,
+        is_queue: Callable[[Queue], bool] = lambda _queue: True,
     ) -> Wish:
         """Return which of the queues a consumer may have; what is `new` is reserved for it.
 
         `came_ms` is when its request came to a node. A consumer of hastore's has locks whether or
-        not its group consumes `in_order`.
+        not its group consumes `in_order`. It gets those that it does not have only if it
+        `may_add` some, and of queues that there are; `owner` is its identity.
         """
         of_group = self._locks.get(group, {})
         renewed: dict[Queue, Lock] = {}
         new: dict[Queue, Lock] = {}
+        lacks = False
         for queue in dict.fromkeys(queues):
             lock = of_group.get(queue)
-            if lock is None:
-                if now_ms >= self._unknown_ms and self._has_room(now_ms):
-                    of_group = self._locks.setdefault(group, {})
-                    lock = Lock(client, now_ms + LOCK_MS, came_ms, in_order=in_order)
-                    of_group[queue] = new[queue] = lock
-                    self._count += 1
-            elif lock.holder == client:
+            if lock is not None and lock.holder == client:
                 lock.asked_ms = max(lock.asked_ms, came_ms)
                 lock.in_order = in_order
+                if lock.owner is None:
+                    self._own(lock, owner)
                 recorded_ms = lock.recorded_ms
                 fresh = recorded_ms is not None and now_ms < recorded_ms + REPEAT_MS
                 (renewed if fresh else new)[queue] = lock
-            elif lock.until_ms <= now_ms:
-                lock = Lock(client, now_ms + LOCK_MS, came_ms, in_order=in_order)
-                of_group[queue] = new[queue] = lock
-        return Wish(renewed, new)
+                continue
+            is_free = now_ms >= (self._unknown_ms if lock is None else lock.until_ms)
+            if not (is_free and may_add and is_queue(queue)):
+                continue
+            if not self._has_room(now_ms, owner, 1 if lock is None else 0):
+                lacks = True
+                continue
+            of_group = self._locks.setdefault(group, {})
+            self._forget(of_group, queue)  # that one has ended
+            lock = Lock(client, now_ms + LOCK_MS, came_ms, in_order=in_order)
+            of_group[queue] = new[queue] = lock
+            self._count += 1
+            self._own(lock, owner)
+        return Wish(renewed, new, lacks)
 
-    def _has_room(self, now_ms: float) -> bool:
-        if self._count >= MAX_LOCKS:
+    def _own(self, lock: Lock, owner: str | None) -> None:
+        lock.owner = owner
+        if owner is not None:
+            self._owned[owner] += 1
+
+    def _forget(self, of_group: dict[Queue, Lock], queue: Queue) -> None:
+        lock = of_group.pop(queue, None)
+        if lock is None:
+            return
+        self._count -= 1
+        if lock.owner is not None:
+            self._owned[lock.owner] -= 1
+            if not self._owned[lock.owner]:
+                del self._owned[lock.owner]
+
+    def _has_room(self, now_ms: float, owner: str | None, more: int) -> bool:
+        """Whether there is room for one more lock of an owner, and `more` in all."""
+        if self._is_full(owner, more) and now_ms >= self._tidied_ms + TIDY_MS:
             self._drop_ended(now_ms)
-        return self._count < MAX_LOCKS
+        return not self._is_full(owner, more)
+
+    def _is_full(self, owner: str | None, more: int) -> bool:
+        left = MAX_LOCKS - self._count
+        return left < more or (owner is not None and self._owned[owner] >= max(left, 1))
+
+    def tidy(self, now_ms: float) -> None:
+        """Forget the locks that have ended, once there are many."""
+        if self._count > MAX_LOCKS // 4:
+            self._drop_ended(now_ms)
+
+    def problems(self) -> list[str]:
+        """Return for the status that the room for locks is nearly used up; any thread may ask."""
+        count = self._count
+        owner, own = max(list(self._owned.items()), key=lambda one: one[1], default=("", 0))
+        if count < _MUCH * MAX_LOCKS and own < _MUCH * (MAX_LOCKS - count + own) / 2:
+            return []
+        return [
+            f"{count:,} locks of queues are held, {own:,} by identity {owner or '-'}; at most"
+            f" {MAX_LOCKS:,} may be, and by an identity as many as are left: look at its consumers"
+        ]
 
     def grant(self, group: str, claims: Claims, now_ms: float) -> list[Queue]:
         """Renew a consumer's locks until LOCK_MS from now; return those that it still has."""
@@ -210,8 +273,7 @@ class QueueLocks:
                 continue
             if is_early and lock.is_found:
                 continue
-            del of_group[queue]
-            self._count -= 1
+            self._forget(of_group, queue)
             released.append(queue)
         if not of_group:
             del self._locks[group]
@@ -233,9 +295,9 @@ class QueueLocks:
         return any(lock.in_order and lock.until_ms > now_ms for lock in of_group.values())
 
     def _drop_ended(self, now_ms: float) -> None:
+        self._tidied_ms = now_ms
         for group, of_group in list(self._locks.items()):
             for queue in [queue for queue, one in of_group.items() if one.until_ms <= now_ms]:
-                del of_group[queue]
-                self._count -= 1
+                self._forget(of_group, queue)
             if not of_group:
                 del self._locks[group]

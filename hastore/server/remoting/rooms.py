@@ -79,7 +79,7 @@ def make_door(
     settings.known_groups = lambda: {*positions.groups(), *groups.members.consumer_groups()}
     door.join(SlaveTables(door, positions, delay_offsets).handlers())
     door.join(SlaveRegistration(door, config).handlers())
-    locks = LockRequests(door, positions)
+    locks = LockRequests(door, positions, lambda one: 0 <= one[1] < topics.count_for_locks(one[0]))
     door.join(locks.handlers())
     OwnMembers(door, groups, locks, positions, topics)
     asked = PositionRequests(door, positions, groups.members, topics, config.group)

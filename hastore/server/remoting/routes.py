@@ -124,6 +124,11 @@ class TopicView:
             return Shape(count, count, READ | WRITE | INHERIT)
         return Shape(count, count)
 
+    def count_for_locks(self, topic: str) -> int:
+        """Return how many queues consumers may lock: those that they are told of, also before."""
+        shape = self.find(topic) or self.to_be(topic)
+        return self.default_queues if shape is None else shape.read
+
     def promise(self, topic: str) -> None:
         """Note that a topic that does not exist gets the usual number of queues.
 

@@ -51,6 +51,7 @@ class Wire:
         self.ended = False
         self.joined = False
         self.proof = None
+        self.meter = None
         self.peer = f"127.0.0.1:{number}"
         self.address = ("127.0.0.1", number)
         self.to_node: deque[tuple[float, api.Request]] = deque()

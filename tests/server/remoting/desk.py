@@ -13,6 +13,7 @@ from hastore.protocol.remoting import ANSWER, JSON, ONE_WAY, Frame, RemotingWire
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.commits import CommitHandler, PositionTable
 from hastore.server.api.puts import PutHandler
+from hastore.server.api.quotas import Meter
 from hastore.server.api.replies import Failures
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
@@ -49,6 +50,8 @@ class VirtualClient:
         self._desk = desk
         self.ended = False
         self.remoting = True
+        self.proof: Any = None
+        self.meter: Meter | None = None
         self.peer = f"127.0.0.1:{number}"
         self.address = ("127.0.0.1", number)
         self.answers: dict[int, Frame] = {}  # by opaque

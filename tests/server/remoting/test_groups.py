@@ -207,6 +207,34 @@ def test_a_bad_heartbeat_has_one_clear_answer_and_changes_nothing(what: str) -> 
     assert members.repeats("k", java(), 2.0)
 
 
+def test_an_identity_with_many_members_leaves_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some 190 connections of one identity kept everybody else out of the groups."""
+    monkeypatch.setattr(groups, "MAX_BYTES", 200_000)
+    members: Membership[str] = Membership()
+
+    def join(key: str, owner: str) -> None:
+        members.hear(
+            key, java(key, tuple(f"g{i}" for i in range(20))), 0.0,
+            language="JAVA", version=0, address="", owner=owner,
+        )  # fmt: skip
+
+    assert members.problems() == []
+    with pytest.raises(UsageError, match="too many groups"):
+        for number in range(1_000):
+            join(f"h{number}", "hoarder")
+    assert 0 < members.memory_bytes <= 100_000
+    (problem,) = members.problems()
+    size = members.memory_bytes
+    assert f"take {size:,} bytes, {size:,} those of identity hoarder; at most" in problem
+    join("o", "others")
+    join("h0", "hoarder")  # as large as before
+    for key in [*(f"h{number}" for number in range(1_000)), "o"]:
+        members.end(key)
+    assert members.memory_bytes == 0 and members.problems() == [] and not members._owned
+
+
 def test_the_memory_of_all_members_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "MAX_BYTES", 200_000)
     members: Membership[str] = Membership()

@@ -46,6 +46,7 @@ class Own:
         self.ended = False
         self.joined = False
         self.proof: Any = None
+        self.meter = None
         self.peer, self.address = "127.0.0.1:7", ("127.0.0.1", 7)
         self.replies: list[Any] = []
         self._rids = itertools.count(1)

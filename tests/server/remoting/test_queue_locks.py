@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import MAX_LOCKS, CommitBody, RecordedLocks
 from hastore.protocol.remoting import JSON, ONE_WAY, Answer, Code, Frame
-from hastore.server.remoting import lock_requests
+from hastore.security.identity import Quota
+from hastore.server.api.quotas import Meter
+from hastore.server.remoting import lock_requests, queue_locks
 from hastore.server.remoting.group_positions import GroupPositions
-from hastore.server.remoting.lock_requests import LOOK_MS, MAX_QUEUES, LockRequests
+from hastore.server.remoting.lock_requests import LOOK_MS, MAX_QUEUES, NOT_DECIDED, LockRequests
 from hastore.server.remoting.queue_locks import LASTS_MS, LOCK_MS, PROOF_MS, REPEAT_MS, QueueLocks
+from hastore.server.remoting.routes import TopicView
 from tests.api_fakes import FakeBackend
 from tests.server.remoting.desk import Desk, VirtualClient
 
@@ -300,7 +304,7 @@ def test_recorded_locks_are_bounded() -> None:
     assert recorded.lacks_within(LASTS_MS), "it says that it lacks some"
     locks = QueueLocks()
     locks.begin(1, recorded, 0.0, complete=False)
-    assert locks.ask("g", "d", [("t0", 0)], 0.0, 0.0) == ({}, {})
+    assert locks.ask("g", "d", [("t0", 0)], 0.0, 0.0) == ({}, {}, False)
     assert list(locks.ask("g", "c", [(f"t{number}", 0)], 0.0, 0.0).new) == [(f"t{number}", 0)]
 
 
@@ -614,3 +618,101 @@ def test_a_lock_that_lacks_slaves_is_tried_again(node: Node) -> None:
     answer = node.client.ask(Code.LOCK_BATCH_MQ, {}, body("x", 0))
     assert answer.code == Answer.SERVICE_NOT_AVAILABLE, answer
     assert not node.requests._memory
+
+
+# -- the room for locks
+
+
+def as_identity(client: VirtualClient, name: str) -> VirtualClient:
+    client.proof = SimpleNamespace(identity=SimpleNamespace(name=name))
+    return client
+
+
+def test_an_identity_that_takes_all_locks_leaves_some_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer of another team got no queue, no error, and nothing said why."""
+    monkeypatch.setattr(queue_locks, "MAX_LOCKS", 80)
+    node = Node()
+    hoarder, others = node.client, node.desk.client()
+    as_identity(hoarder, "hoarder")
+    as_identity(others, "others")
+    assert node.lock("seed", 0) == [0] and node.desk.door.problems() == []
+    assert node.lock("h", *range(1, 80)) == [*range(1, 40)]
+    refused = node.client.ask(Code.LOCK_BATCH_MQ, {}, body("h", 50, 51))
+    assert refused.code == Answer.SYSTEM_BUSY
+    assert refused.remark == f"{NOT_DECIDED}: there is no room for more locks"
+    (problem,) = node.desk.door.problems()
+    assert problem.startswith("40 locks of queues are held, 40 by identity hoarder; at most 80")
+    node.client = others
+    assert node.lock("o", *range(40, 50)) == [*range(40, 50)]
+    # What is held is renewed; what was given back, or has ended, makes room.
+    node.client = hoarder
+    assert node.lock("h", *range(1, 80)) == [*range(1, 40)]
+    node.unlock("h", *range(1, 40))
+    assert node.desk.door.problems() == []
+    assert node.lock("h", 70) == [70]
+    node.desk.run(2 * LOCK_MS)
+    assert node.lock("h2", *range(60)) == [*range(40)]
+    assert node.requests.locks.count == sum(node.requests.locks._owned.values()) == 40
+
+
+def test_without_identities_all_the_room_is_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_locks, "MAX_LOCKS", 8)
+    node = Node()
+    assert node.lock("a", *range(10)) == [*range(8)]
+    assert len(node.desk.door.problems()) == 1
+    node.desk.run(2 * LOCK_MS)
+    assert node.lock("b", *range(2, 12)) == [*range(2, 10)]
+
+
+def test_looking_for_room_costs_no_more_than_a_look_in_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All locks were looked at for each queue that found no room: minutes of the API's thread."""
+    monkeypatch.setattr(queue_locks, "MAX_LOCKS", 8)
+    locks, looks, drop_ended = QueueLocks(), [], QueueLocks._drop_ended
+
+    def look(self: QueueLocks, now_ms: float) -> None:
+        looks.append(now_ms)
+        drop_ended(self, now_ms)
+
+    monkeypatch.setattr(QueueLocks, "_drop_ended", look)
+    locks.begin(1, RecordedLocks(), 0.0)
+    assert locks.ask("g", "c", [("T", number) for number in range(1_000)], 0.0, 0.0).lacks
+    assert len(looks) == 1
+
+
+def test_a_queue_that_its_topic_does_not_have_has_no_lock() -> None:
+    backend = FakeBackend()
+    desk = Desk(backend)
+    topics = TopicView(backend, auto_create=False)
+    count = topics.default_queues
+    requests = LockRequests(
+        desk.door, GroupPositions(desk.door), lambda one: one[1] < topics.count_for_locks(one[0])
+    )
+    desk.door.join(requests.handlers())
+    client = desk.client()
+    opaque = client.send(Code.LOCK_BATCH_MQ, {}, body("c", *range(count + 5)))
+    desk.run()
+    assert granted(client, opaque) == [*range(count)]
+    assert client.ask(Code.LOCK_BATCH_MQ, {}, body("c", 0, 1, topic="%RETRY%G")).code == 0
+    assert requests.locks.count == count + 1
+
+
+def test_new_locks_count_against_the_quota_and_renewals_are_free() -> None:
+    """An identity with a small quota wrote 1 MB/s into the log by Lock and Unlock in turn."""
+    node = Node()
+    as_identity(node.client, "quo").meter = Meter(Quota(requests_per_s=1, bytes_per_s=1024))
+    assert node.lock("c", 0) == [0]
+    for _ in range(20):
+        assert node.lock("c", 0) == [0]
+    assert node.lock("c", 0, 1) == [0, 1]  # what one second allows may come at once
+    before = node.records
+    for _ in range(20):
+        node.unlock("c", 0, 1)
+        refused = node.client.ask(Code.LOCK_BATCH_MQ, {}, body("c", 0, 1))
+        assert refused.code == Answer.SYSTEM_BUSY and "its quota" in (refused.remark or "")
+    assert node.records <= before + 1
+    node.desk.run(1_100)
+    assert node.lock("c", 0, 1) == [0, 1]
