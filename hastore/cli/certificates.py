@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from hastore.addresses import address_text, is_loopback, is_wildcard, parse_address
-from hastore.cli.common import DONE, Decorator, print_json, print_text, with_json
+from hastore.cli.common import DONE, Decorator, print_json, print_note, print_text, with_json
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_names
 from hastore.config.model import Config
@@ -129,16 +129,19 @@ def cert_command(
             raise UsageError(f"--client: {problem}")
     configs = [(path, load_names(path)) for path in files]
     authority = _authority(folder)
+    made_at = _now()
+    if made_at + datetime.timedelta(days=days) > authority.not_after:
+        print_note(_cut_short(days, authority.not_after))
     with folder_locked(os.path.join(folder, "ca.pem")):
         for path, config in configs:
             node = NodeName(config.cluster, config.group, config.node)
             names = _hosts(config, hosts)
-            pair = authority.node(node, names, days, _now())
+            pair = authority.node(node, names, days, made_at)
             paths = _paths(folder, f"node{config.node}")
             _write(*paths, pair, renew)
             _tell_node(path, config, folder, paths, names, pair, as_json)
         for client in clients:
-            pair = authority.client(client, days, _now())
+            pair = authority.client(client, days, made_at)
             paths = _paths(folder, f"client-{client}")
             _write(*paths, pair, renew)
             _tell_client(folder, paths, client, pair, as_json)
@@ -186,6 +189,14 @@ def _tell_client(
     print_text(
         f"wrote {certificate} and {key}: client {name}, until {_until(pair)}; the client needs "
         f"them, and {ca}"
+    )
+
+
+def _cut_short(days: int, ca_ends: datetime.datetime) -> str:
+    """Return why a certificate is not valid for as long as was asked."""
+    return (
+        f"note: valid until the CA ends, {ca_ends:%Y-%m-%d %H:%M} UTC, not for {days:,} days; to "
+        'go on for longer, replace the CA (docs/security.md, "Replace the CA")'
     )
 
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 CHECK_MS = 2_000.0  # the files are looked at not more often
 RETRY_MS = 60_000.0  # files that were not valid may be so later, without a change: "not valid yet"
 SHARED_MAX = 16  # contexts that are kept for clients; each has some 100 KiB
+_NEVER_MS = float("inf")
 SOON_MS = 14 * 86_400_000  # a certificate that expires within this time is a problem in the status
 
 
@@ -112,17 +113,26 @@ class TlsContexts:
         return found
 
     def problems(self) -> list[str]:
-        """Return what an operator should know: files not in force, a certificate that expires."""
-        loaded = self._current()
+        """Return what an operator should know: files not in force, a certificate that expires.
+
+        What a CA signs is valid no longer than the CA: a node's certificate that lasts as long as
+        the CA cannot be renewed with it.
+        """
+        ends_ms = self.ends_ms()
         found = [] if self._problem is None else [self._problem]
-        if loaded.not_after_ms is not None:
-            left_ms = loaded.not_after_ms - self._clock.wall_ms()
-            if left_ms <= SOON_MS:
-                when = "has expired" if left_ms <= 0 else f"expires in {int(left_ms / 3.6e6)} hours"
-                found.append(
-                    f"{self.files.certificate} {when}; renew it with `hastore keys cert ... "
-                    "--renew`; the node takes the new one without a restart"
-                )
+        if "node" not in ends_ms:
+            return found
+        now_ms, ca_ms = self._clock.wall_ms(), ends_ms.get("ca", _NEVER_MS)
+        if ends_ms["node"] < ca_ms and ends_ms["node"] - now_ms <= SOON_MS:
+            found.append(
+                f"{self.files.certificate} {_expires(ends_ms['node'] - now_ms)}; renew it with "
+                "`hastore keys cert ... --renew`; the node takes the new one without a restart"
+            )
+        if ca_ms - now_ms <= SOON_MS:
+            found.append(
+                f"the CA in {self.files.ca} itself {_expires(ca_ms - now_ms)}, and all that it "
+                'signed with it; replace the CA in three steps (docs/security.md, "Replace the CA")'
+            )
         return found
 
     def _current(self) -> _Loaded:
@@ -239,6 +249,10 @@ class TlsContexts:
                 "keys cert -c NODE.yaml`"
             )
         return called.peer.not_after_s * 1000
+
+
+def _expires(left_ms: float) -> str:
+    return "has expired" if left_ms <= 0 else f"expires in {int(left_ms / 3.6e6)} hours"
 
 
 _shared: dict[TlsFiles, TlsContexts] = {}

@@ -146,7 +146,9 @@ def test_a_renewal_that_is_broken_off_leaves_a_pair_that_fits(
 
 def test_a_certificate_is_valid_no_longer_than_its_ca(keys):
     keys("ca", "--dir", "tls", "--days", "3")
-    keys("cert", "--dir", "tls", "--client", "orders", "--days", "300")
+    _, _, told = keys("cert", "--dir", "tls", "--client", "orders", "--days", "300")
+    assert "valid until the CA ends" in told and "replace the CA" in told
+    assert "the CA ends" not in keys("cert", "--dir", "tls", "--client", "a", "--days", "1")[2]
     assert len({not_after(content()[name]) for name in ("ca.pem", "client-orders.pem")}) == 1
 
 

@@ -16,14 +16,21 @@ def now():
     return datetime.datetime.now(datetime.UTC)
 
 
+class LaxAuthority(Authority):
+    """Signs for longer than it lasts itself, as other tools do."""
+
+    not_after = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
+
+
 class Pki:
     """A CA in memory and the files that it makes in `folder`."""
 
-    def __init__(self, folder, name="test CA"):
+    def __init__(self, folder, name="test CA", *, days=3620):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        pair = make_ca(name, 3650, now() - datetime.timedelta(days=30))
-        self.authority = Authority(pair, str(folder))
+        pair = make_ca(name, 30 + days, now() - datetime.timedelta(days=30))
+        self._own = pair, str(folder)
+        self.authority = Authority(*self._own)
         self.ca = self._write("ca.pem", pair.certificate, 0o644)
 
     def _write(self, name, data, mode):
@@ -40,9 +47,12 @@ class Pki:
         certificate = self._write(f"{stem}.pem", pair.certificate, 0o644)
         return TlsFiles(self.ca, certificate, self._write(f"{stem}.key", pair.key, 0o600))
 
-    def node(self, node=NODE_1, *, hosts=HOSTS, days=365, made=None, stem=None):
+    def node(
+        self, node=NODE_1, *, hosts=HOSTS, days=365, made=None, stem=None, beyond_the_ca=False
+    ):
         """Return the files of a node; `made` is when they claim to have been made."""
-        pair = self.authority.node(node, hosts, days, made or now())
+        authority = LaxAuthority(*self._own) if beyond_the_ca else self.authority
+        pair = authority.node(node, hosts, days, made or now())
         return self.write(stem or f"node{node.node}", pair)
 
     def client(self, name="producer", *, days=365, made=None):

@@ -178,6 +178,23 @@ def test_an_end_that_comes_near_is_a_problem_of_the_status(pki):
     assert "node1.pem has expired" in contexts.problems()[0]
 
 
+@pytest.mark.parametrize("outlives", [False, True])
+def test_a_ca_that_ends_is_not_a_certificate_to_renew(tmp_path, outlives):
+    """A certificate of hastore ends with its CA, one of other tools perhaps later."""
+    clock, pki = Time(), Pki(tmp_path / "pki", days=20)
+    files = pki.node()
+    if outlives:
+        files = pki.node(days=40, beyond_the_ca=True)
+    contexts = TlsContexts(files, node=NODE_1, clock=clock)
+    assert contexts.problems() == []
+    clock.wall += 10 * 86_400_000
+    (problem,) = contexts.problems()
+    assert "ca.pem itself expires in 2" in problem and "replace the CA in three steps" in problem
+    assert "renew" not in problem
+    clock.wall += 10 * 86_400_000
+    assert "ca.pem itself has expired" in contexts.problems()[0]
+
+
 def test_a_server_needs_a_certificate(pki):
     with pytest.raises(ConfigError, match="needs a certificate"):
         TlsContexts(TlsFiles(pki.ca)).server(require_certificate=False)
