@@ -101,6 +101,17 @@ class Identity:
         """Return whether the identity may be a member of a consumer group, by its own `groups`."""
         return self.groups is not None and matches(self.groups, group)
 
+    def may_count(self, topic: str, group: str | None = None) -> bool:
+        """Return whether the identity may know a topic's traffic, or how far a group is behind.
+
+        An identity without any right is good for monitoring only, and may know all of them.
+        """
+        if self.is_admin or not (self.produce or self.consume or self.groups):
+            return True
+        if group is None:
+            return self.may_consume(topic) or self.may_produce(topic)
+        return self.may_consume(topic) and self.may_move(group)
+
     @property
     def rights(self) -> dict[str, Any]:
         """Return the rights as they are shown and sent: `produce`, `consume`, `groups`, `admin`."""

@@ -323,7 +323,7 @@ class HttpServer(Service):
         self,
         address: str,
         status: Callable[[], dict[str, object]],
-        metrics: Callable[[], bytes],
+        metrics: Callable[[Identity | None], bytes],
         *,
         not_ready: Callable[[], str | None],
         not_master: Callable[[], str | None],
@@ -543,16 +543,16 @@ class HttpServer(Service):
                     return refused.code, refused.text, text
                 if path not in OPEN_PATHS:  # it has proved an identity
                     self._hosts.learn(connection.source)
+            access = self._access
+            whose = None if access is None else access.identity
             if self._page is not None:
-                access = self._access
-                whose = None if access is None else access.identity
                 shown = self._page.answer(path, whose, secured=access is not None)
                 if shown is not None:
                     return 200, *shown
             if path == b"/status":
                 return 200, json.dumps(self._status()).encode() + b"\n", "application/json"
             if path == b"/metrics":
-                return 200, self._metrics(), "text/plain; version=0.0.4; charset=utf-8"
+                return 200, self._metrics(whose), "text/plain; version=0.0.4; charset=utf-8"
             if path in self._probes:
                 why_not = self._probes[path]()
                 if why_not is None:

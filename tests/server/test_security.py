@@ -40,6 +40,7 @@ from hastore.ha.hello import answering, peer
 from hastore.ha.hello.peer import split_address
 from hastore.protocol.hello import Hello
 from hastore.protocol.remoting import Code
+from hastore.record.codec import NO_HOST, build_record
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.tls_engine import NodeName
@@ -391,6 +392,26 @@ def test_changed_identities_are_noted_and_a_broken_file_is_a_problem(
         assert node.backend.status()["problems"] == []
     log = (root / "hastore" / "audit.log").read_text()
     assert key not in log and "SCRAM" not in log
+
+
+def test_metrics_name_no_topic_that_an_identity_may_not_use(tmp_path: pathlib.Path) -> None:
+    with running(Node(config_of(tmp_path / "s"), lambda: None)) as node:
+        for topic in ("orders", "secret-merger"):
+            record = build_record(
+                topic, b"x", queue_id=0, born_timestamp_ms=1, born_host=NO_HOST
+            )
+            node.backend.put_encoded([record])
+
+        def named(identity: Identity | None) -> set[str]:
+            text = node.metrics.render(identity).decode()
+            return set(re.findall(r'hastore_messages_in_total{.*topic="(.*?)"', text)) - {"other"}
+
+        assert named(None) == {"orders", "secret-merger"}
+        assert named(Identity("shop", consume=("orders",))) == {"orders"}
+        assert named(Identity("till", produce=("orders",))) == {"orders"}
+        assert named(Identity("worker", groups=("team",))) == set()
+        assert named(Identity("ops", is_admin=True)) == {"orders", "secret-merger"}
+        assert named(Identity("prometheus")) == {"orders", "secret-merger"}, "for monitoring"
 
 
 def test_a_node_does_not_start_with_identities_that_are_not_valid(tmp_path: pathlib.Path) -> None:

@@ -396,7 +396,8 @@ def _why_no_member(identity: Identity, request: api.Sharing) -> str | None:
         return None
     if not identity.may_move(request.group):
         return no_right(identity, "groups", request.group)
-    if isinstance(request, api.Join) and identity.groups is None and not identity.consume:
+    asks = isinstance(request, api.Join | api.AskMembers)  # of the others: Leave, Lock and Unlock
+    if asks and identity.groups is None and not identity.consume:
         return (
             f"identity {identity.name} may consume no topic, so it is in no group; whoever keeps "
             "the node's file of identities can add a pattern to its `consume`"

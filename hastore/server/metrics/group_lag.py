@@ -13,6 +13,7 @@ from hastore.server.metrics.page import Page
 
 PAIRS_MAX = 1_000
 Pair = tuple[str, str]  # group, topic
+MayCount = Callable[[str, str | None], bool]  # a topic, with None or a group that reads it
 Ranges = Mapping[int, tuple[int, int]]  # of a topic: by queue its first and its next queue offset
 
 
@@ -20,8 +21,9 @@ def add_group_lag(
     page: Page,
     positions: Mapping[Pair, Mapping[int, Place]],
     queues_of: Callable[[str], Ranges],
+    may_count: MayCount,
 ) -> None:
-    """Add the lag of each pair; pairs beyond PAIRS_MAX are added up as one."""
+    """Add the lag of each pair that may be shown; pairs beyond PAIRS_MAX are added up as one."""
     known: dict[str, Ranges] = {}
     rest, others = 0, False
     for number, ((group, topic), places) in enumerate(positions.items()):
@@ -30,7 +32,8 @@ def add_group_lag(
             ranges = known[topic] = queues_of(topic)
         lag = lag_of(ranges, places)
         if number < PAIRS_MAX and (group, topic) != (OTHER, OTHER):
-            page.add("hastore_consumer_lag_messages", lag, group, topic)
+            if may_count(topic, group):
+                page.add("hastore_consumer_lag_messages", lag, group, topic)
         else:
             rest, others = rest + lag, True
     if others:

@@ -16,10 +16,11 @@ from hastore.fs.filesystem import SYNCS
 from hastore.protocol.committed_positions import Place, with_kept
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Identities
+from hastore.security.identity import Identity
 from hastore.security.tls_contexts import NodeTls
 from hastore.server.api.server import ApiServer
 from hastore.server.metrics.from_status import add_status, named_slaves, page_of
-from hastore.server.metrics.group_lag import add_group_lag
+from hastore.server.metrics.group_lag import MayCount, add_group_lag
 from hastore.server.metrics.page import Page
 from hastore.server.metrics.process import add_process
 from hastore.store.log_store import LogStore
@@ -54,18 +55,23 @@ class NodeMetrics:
         self._clock = clock
         self._started_ms = clock.wall_ms()
 
-    def render(self) -> bytes:
-        """Return the page. A number that cannot be had now, such as of a full disk, is left out."""
+    def render(self, identity: Identity | None = None) -> bytes:
+        """Return the page. A number that cannot be had now, such as of a full disk, is left out.
+
+        It names the topics and groups that `identity` may know of; all, if None: a node that has no
+        identities asks nobody.
+        """
+        may_count = _everything if identity is None else identity.may_count
         status = self._status()
         page = page_of(status)
         page.add("hastore_build_info", 1, __version__, platform.python_version())
         add_status(page, status)
         self._add_store(page)
         self._add_slaves(page, status)
-        self._add_puts(page)
-        self._add_pulls(page)
+        self._add_puts(page, may_count)
+        self._add_pulls(page, may_count)
         if status.get("writable"):
-            self._add_lag(page)
+            self._add_lag(page, may_count)
         self._add_clients(page)
         self._add_security(page)
         add_process(page, self._started_ms)
@@ -100,10 +106,10 @@ class NodeMetrics:
         page.add_all("hastore_links_opened_total", counts.links.items())
         page.add_times("hastore_replication_duration_seconds", counts.round_trips.times)
 
-    def _add_puts(self, page: Page) -> None:
+    def _add_puts(self, page: Page, may_count: MayCount) -> None:
         counts = self._api.counts
         page.add("hastore_puts_total", counts.puts)
-        _add_traffic(page, "in", self._store.taken)
+        _add_traffic(page, "in", self._store.taken, may_count)
         page.add_all("hastore_refused_messages_total", counts.refused_messages.items())
         page.add_all("hastore_puts_unconfirmed_total", counts.unconfirmed.items())
         page.add("hastore_waiting_put_bytes", self._api.pending_bytes)
@@ -111,22 +117,22 @@ class NodeMetrics:
             page.add_times("hastore_put_duration_seconds", times, level)
         page.add_times("hastore_append_duration_seconds", counts.append_times)
 
-    def _add_pulls(self, page: Page) -> None:
+    def _add_pulls(self, page: Page, may_count: MayCount) -> None:
         counts = self._api.counts
         page.add("hastore_pulls_total", counts.pulls)
-        _add_traffic(page, "out", counts.sent)
+        _add_traffic(page, "out", counts.sent, may_count)
         page.add("hastore_parked_pulls", self._api.parked_pulls)
         page.add_times("hastore_pull_duration_seconds", counts.pull_times, "memory")
         page.add_times("hastore_pull_duration_seconds", counts.cold_pull_times, "disk")
 
-    def _add_lag(self, page: Page) -> None:
+    def _add_lag(self, page: Page, may_count: MayCount) -> None:
         """Add the lag of groups, with the positions whose records retention has removed."""
         found, first = self._api.positions(), self._store.min_offset
         for pair, places in found.items():
             kept = self._kept_positions(*pair)
             if kept:
                 found[pair] = with_kept(kept, places, first)
-        add_group_lag(page, found, self._store.queues.queues_of)
+        add_group_lag(page, found, self._store.queues.queues_of, may_count)
 
     def _add_clients(self, page: Page) -> None:
         found, counts = self._api.counted(), self._api.counts
@@ -155,7 +161,13 @@ class NodeMetrics:
             page.add("hastore_identities_version", self._identities.checksum)
 
 
-def _add_traffic(page: Page, direction: str, traffic: Traffic) -> None:
+def _everything(_topic: str, _group: str | None = None) -> bool:
+    return True
+
+
+def _add_traffic(page: Page, direction: str, traffic: Traffic, may_count: MayCount) -> None:
     for topic, messages, size in traffic.rows():
+        if not may_count(topic, None):
+            continue
         page.add(f"hastore_messages_{direction}_total", messages, topic)
         page.add(f"hastore_message_bytes_{direction}_total", size, topic)

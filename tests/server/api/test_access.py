@@ -310,6 +310,7 @@ REQUESTS = {
     "time": api.FindTime(1, "money", 0, 0),
     "fetch": api.Fetch(1, "g", "money"),
     "commit": api.Commit(1, "g", "money", {0: api.Position(0)}),
+    "members": api.AskMembers(1, "money-team"),
     "topics": api.AskTopics(1, "money"),
     "configs": api.AskConfigs(1, "money"),
     "at": api.FindOffset(1, 0),
@@ -321,7 +322,9 @@ REQUESTS = {
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
 def test_each_request_needs_its_right(secured: Secured, request_: Any) -> None:
     secured.backend.store.put_encoded([record("money"), record("orders")])
-    narrow = secured.identity("narrow", consume='["orders"]', produce='["orders"]')
+    narrow = secured.identity(
+        "narrow", consume='["orders"]', produce='["orders"]', groups='["orders-team"]'
+    )
     wide = secured.identity("wide", consume=ALL)
     with secured.server() as server:
         with Wire(server.endpoint) as wire:
@@ -329,14 +332,27 @@ def test_each_request_needs_its_right(secured: Secured, request_: Any) -> None:
             prove(wire, narrow)
             reply = ask(wire, request_)
             assert isinstance(reply, api.Failed) and reply.status == "FORBIDDEN", reply
-            assert "narrow" in reply.reason and "consume" in reply.reason
+            right = "groups" if isinstance(request_, api.AskMembers) else "consume"
+            assert "narrow" in reply.reason and right in reply.reason
             assert isinstance(ask(wire, api.AskMap(2)), api.Map)
             assert isinstance(ask(wire, api.AskStatus(3)), api.NodeStatus)
         with Wire(server.endpoint) as wire:
             wire.shake_hands()
             prove(wire, wide)
             reply = ask(wire, request_)
-            assert not isinstance(reply, api.Failed), reply
+            if isinstance(request_, api.AskMembers):  # this node has none
+                assert isinstance(reply, api.Failed) and "no queues are shared" in reply.reason
+            else:
+                assert not isinstance(reply, api.Failed), reply
+
+
+def test_who_may_consume_nothing_does_not_see_the_members_of_a_group(secured: Secured) -> None:
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        prove(wire, secured.identity("nobody"))
+        reply = ask(wire, api.AskMembers(1, "team"))
+        assert isinstance(reply, api.Failed) and reply.status == "FORBIDDEN", reply
+        assert "may consume no topic" in reply.reason
 
 
 def test_who_is_about_to_change_a_topic_is_told_that_it_takes_an_admin(secured: Secured) -> None:

@@ -13,7 +13,8 @@ from hastore.security.identities import ALL_PER_S, Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.server import http_server
-from hastore.server.http_server import WAIT_MS, HttpAccess
+from hastore.server.http_server import WAIT_MS, HttpAccess, HttpServer
+from hastore.service import raise_failure
 from tests.ha.nodes import wait_for
 from tests.server.http.kit import serve
 
@@ -139,6 +140,21 @@ def test_a_token_of_any_identity_opens_status_and_metrics(server):
         assert ask(server, "/status", header)[0] == 200
         assert ask(server, "/metrics", header)[2] == "m\n"
     assert ask(server, "/nothing", basic(f"prometheus:{KEY}"))[0] == 404
+
+
+def test_the_metrics_are_those_of_the_identity_that_asks(access):
+    """They name topics and groups, which are not for everybody (NodeMetrics)."""
+    asked = []
+    server = HttpServer(
+        "127.0.0.1:0", lambda: {}, lambda whose: asked.append(whose) or b"m\n", access=access,
+        not_ready=lambda: None, not_master=lambda: None, on_failure=raise_failure,
+    )  # fmt: skip
+    server.start()
+    try:
+        assert ask(server, "/metrics", f"Authorization: Bearer prometheus:{KEY}")[0] == 200
+    finally:
+        assert server.stop(60)
+    assert [one.name for one in asked] == ["prometheus"]
 
 
 def test_wrong_tokens_are_refused_and_shown_nowhere(server, noted, caplog):

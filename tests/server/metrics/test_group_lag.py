@@ -11,6 +11,10 @@ def at(queue_offset: int) -> Place:
     return Place(queue_offset, None, None, 0)
 
 
+def everything(_topic: str, _group: str | None) -> bool:
+    return True
+
+
 def lags(page: Page) -> dict[tuple[str, str], float]:
     families = {one.name: one for one in text_string_to_metric_families(page.render().decode())}
     samples = families["hastore_consumer_lag_messages"].samples
@@ -30,8 +34,16 @@ def test_pairs_beyond_the_bound_are_added_up() -> None:
     page = Page("c", "g", "1")
     positions = {(f"group{n}", "t"): {0: at(0)} for n in range(PAIRS_MAX + 3)}
     positions = {("other", "other"): {0: at(0)}, **positions}
-    add_group_lag(page, positions, lambda topic: {0: (0, 5)})
+    add_group_lag(page, positions, lambda topic: {0: (0, 5)}, everything)
     found = lags(page)
     assert len(found) == PAIRS_MAX
     assert found["group0", "t"] == 5
     assert found["other", "other"] == 5 * 5
+
+
+def test_pairs_that_nobody_may_know_of_are_left_out() -> None:
+    page = Page("c", "g", "1")
+    positions = {(group, topic): {0: at(0)} for group in ("a", "b") for topic in ("t", "u")}
+    may_count = {("t", "a")}.__contains__
+    add_group_lag(page, positions, lambda _: {0: (0, 5)}, lambda *pair: may_count(pair))
+    assert lags(page) == {("a", "t"): 5}
