@@ -1,5 +1,6 @@
 """Checks of a node: file, store, ports, disk and peers, with the remedies (`hastore doctor`)."""
 
+import errno
 import json
 import os
 import pathlib
@@ -7,6 +8,7 @@ import resource
 import secrets
 import shutil
 import socket
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -118,10 +120,21 @@ def _state(root: str) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as failure:
+    except OSError as failure:
+        raise StoreError(f"{path} cannot be read: {_why_and_remedy(failure)}") from failure
+    except ValueError as failure:
         raise StoreError(
-            f"{path} is not the state of a node: {failure}; run the command as the node's user"
+            f"{path} is not the state of a node: {failure}; restore it, or see "
+            '"A dead disk" in docs/runbook.md'
         ) from failure
+
+
+def _why_and_remedy(failure: OSError) -> str:
+    """Return why a file or folder of the store cannot be looked at, and what to do."""
+    why = failure.strerror or str(failure)
+    if failure.errno in (errno.EACCES, errno.EPERM):
+        return f"{why}; run the command as the node's user"
+    return f'{why}; look at the disk (`dmesg`), and see "A dead disk" in docs/runbook.md'
 
 
 MIN_FREE_FILES = 4  # free space to have, in log files: those allocated ahead, queues, index
@@ -245,14 +258,39 @@ def _identities(path: str) -> Finding:
 
 
 def _store(config: Config, runs: bool) -> Iterator[Finding]:
+    """Look at the store and its disk. What cannot be read is bad: only ENOENT means "not there"."""
     root = config.store.root
+    try:
+        folder = _nearest_folder(root)
+        yield from _store_in(config, folder, runs)
+    except StoreError as wrong:
+        yield Finding("store", Severity.BAD, str(wrong))
+    except OSError as failure:
+        text = f"{failure.filename or root} cannot be read: {_why_and_remedy(failure)}"
+        yield Finding("store", Severity.BAD, text)
+
+
+def _nearest_folder(root: str) -> str:
+    """Return the store's folder, or the one in which its folders are to be made.
+
+    Raises StoreError if something else is there, OSError if that cannot be seen.
+    """
     folder = root
-    while not os.path.isdir(folder):
-        if os.path.lexists(folder):
-            text = f"{folder} is no folder; move it away, or change store.root"
-            yield Finding("store", Severity.BAD, text)
-            return
-        folder = os.path.dirname(folder)
+    while True:
+        try:
+            there = stat.S_ISDIR(os.stat(folder).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            if not os.path.islink(folder):
+                folder = os.path.dirname(folder)
+                continue
+            there = False  # the link leads nowhere
+        if there:
+            return folder
+        raise StoreError(f"{folder} is no folder; move it away, or change store.root")
+
+
+def _store_in(config: Config, folder: str, runs: bool) -> Iterator[Finding]:
+    root = config.store.root
     if not os.access(folder, os.W_OK | os.X_OK):
         text = f"{folder} is not writable for uid {os.getuid()}; chown it, or change store.root"
         if os.statvfs(folder).f_flag & os.ST_RDONLY:

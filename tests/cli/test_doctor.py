@@ -1,7 +1,9 @@
 """`hastore doctor` on a store of mode dledger whose node does not run."""
 
+import errno
 import json
 import os
+import pathlib
 import shutil
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ import pytest
 from hastore.cli import doctor
 from hastore.cli.doctor import Finding, Severity, check_node
 from hastore.config.file import load_config
+from hastore.errors import StoreError
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.server.dledger_node import DLedgerNode
@@ -133,6 +136,35 @@ def test_a_file_stands_where_the_store_is_to_be(node, tmp_path):
     assert finding.verdict is Severity.BAD and "is no folder" in finding.text
     finding = found(node, "store", **{"store.root": str(tmp_path / "new" / "store")})
     assert finding.verdict is Severity.GOOD and "is created" in finding.text
+
+
+def test_a_dead_disk_is_not_a_store_that_is_still_to_be_made(node, monkeypatch):
+    real, root = os.stat, str(node.store)
+
+    def stat(path, *args, **kwargs):
+        if str(path).startswith(root):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *args, **kwargs)
+
+    config = load_config(str(node.path))
+    monkeypatch.setattr("os.stat", stat)
+    findings = {one.check: one for one in check_node(str(node.path), config)}
+    store = findings["store"]
+    assert store.verdict is Severity.BAD
+    assert f"{root} cannot be read: Input/output error" in store.text
+    assert "A dead disk" in store.text and "disk" not in findings
+
+
+@pytest.mark.parametrize("code, remedy", [(errno.EIO, "dmesg"), (errno.EACCES, "the node's user")])
+def test_a_state_that_cannot_be_read_names_the_remedy_that_fits(node, monkeypatch, code, remedy):
+    (node.store / "hastore").mkdir(exist_ok=True)
+
+    def refuse(_path):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+    with pytest.raises(StoreError, match=remedy):
+        doctor._state(str(node.store))
 
 
 def test_a_disk_that_is_mounted_read_only(node, monkeypatch):
