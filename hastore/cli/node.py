@@ -370,10 +370,12 @@ def _read(path: str) -> NodeFile:
 def check_masters(files: Sequence[NodeFile], change: ListChange, statuses: Statuses) -> None:
     """Raise UsageError if the master of a group of mode classic would leave it.
 
-    `files` are those that nodes follow: a copy may tell an old role.
+    `files` are those that nodes follow: a copy may tell an old role. So may that of a node that
+    does not answer, while another one takes puts: it was promoted after that node's last epoch.
     """
     masters = {number for number, one in statuses.items() if one.get("writable")}
-    masters |= {file.config.node for file in files if says_master(file)}
+    told = {file.config.node for file in files if says_master(file)}
+    masters |= told & statuses.keys() if masters else told
     if change.gone is not None and change.gone in masters:
         raise UsageError(
             f"node {change.gone} is a master; nothing was changed: run `hastore promote` for"

@@ -29,7 +29,7 @@ from enum import Enum
 from typing import Protocol
 
 from hastore.config.model import Config, Role
-from hastore.errors import HastoreError, PromotionRefused
+from hastore.errors import HastoreError, PromotionRefused, StoreBrokenError
 from hastore.ha.hello.peer import SurveyReply, ask_all
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
@@ -189,7 +189,9 @@ class RoleService(Service):
         while not self.stopping.is_set():
             try:
                 self._tick()
-            except OSError as error:  # for example, a full disk refuses node.json
+            except (OSError, StoreBrokenError) as error:
+                # A full disk refuses node.json, say; or a dead one, which has closed the store, the
+                # limits of an epoch that is over. The node goes on without puts, and says so.
                 self._tick_failed(f"the node's state cannot be saved: {error}")
             self._wakeup.wait(TICK_S)
             self._wakeup.clear()

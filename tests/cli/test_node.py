@@ -5,7 +5,10 @@ import json
 import pytest
 import yaml
 
+from hastore.cli.node import check_masters, read_files
 from hastore.config.file import load_names
+from hastore.config.node_list import ListChange
+from hastore.errors import UsageError
 from tests.cli.kit import hastore
 from tests.process.harness import Group
 
@@ -102,6 +105,21 @@ def test_a_node_is_replaced(files):
 def refused(match, *arguments):
     done = hastore("node", *map(str, arguments))
     assert done.returncode == 2 and match in done.stderr, done.stderr
+
+
+def test_the_role_in_a_dead_node_s_file_counts_only_while_no_other_takes_puts(files, tmp_path):
+    """Its disk is dead, and node 2 was promoted: nobody can give node 1's file another role."""
+    read, left_out = read_files([str(path) for path in files], print), ListChange(gone=1)
+    check_masters(read, left_out, {2: {"writable": True}, 3: {"writable": False}})
+    for statuses in (
+        {2: {"writable": False}},
+        {1: {"writable": False}, 2: {"writable": True}},  # it answers: demote it
+        {1: {"writable": True}, 2: {"writable": True}},
+    ):
+        with pytest.raises(UsageError, match="node 1 is a master"):
+            check_masters(read, left_out, statuses)
+    with pytest.raises(UsageError, match="node 2 is a master"):
+        check_masters(read, ListChange(gone=2), {2: {"writable": True}})
 
 
 def test_what_is_refused_changes_no_file(files, tmp_path):

@@ -21,10 +21,13 @@ import pytest
 from hastore.cli.promote_wait import NO_NEW_EPOCH
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Role
+from hastore.errors import StoreBrokenError
 from hastore.fs.filesystem import REAL
 from hastore.ha import promoter
 from hastore.ha.hello import peer
+from hastore.ha.hello.peer import SurveyReply
 from hastore.ha.node.node_state import NodeState
+from hastore.protocol.hello import Purpose
 from hastore.record.codec import NO_HOST, build_record
 from hastore.registry.remembered import RegistryMemory
 from hastore.server import role_service
@@ -730,3 +733,25 @@ def test_a_master_whose_slave_has_more_of_its_epoch_begins_a_new_one(
     wait_for(lambda: linked(two) and two.state.last_epoch == one.state.last_epoch)
     with one.store.view(kept, end - kept) as mine, two.store.view(kept, end - kept) as theirs:
         assert mine == theirs and any(mine)
+
+
+def test_a_master_whose_disk_is_dead_goes_on_read_only_when_another_has_a_higher_epoch(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its promise cannot be kept, so nobody gets it, and the store refuses the limits too."""
+    one, dead = pair.running[1], OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def refuse(*_args: Any, **_limits: Any) -> None:
+        raise StoreBrokenError("a sync has failed") from dead
+
+    with monkeypatch.context() as broken:
+        broken.setattr(one.store, "set_limits", refuse)
+        higher = (one.state.last_epoch & ~0xFFFF) + (1 << 16) + 2
+        reply = SurveyReply(2, "node 2", hello=one.member.hello(Purpose.SURVEY))
+        broken.setattr(role_service, "ask_all", lambda *_args, **_given: [reply])
+        broken.setattr(role_service, "_greatest_epoch", lambda _replies: higher)
+        wait_for(lambda: not writable(one))
+        wait_for(lambda: cannot_be_saved(one) or one.failure is not None)
+        assert one.failure is None and not one.failed.is_set()
+        assert one.roles.alive
+    wait_for(lambda: one.roles.mode is RoleMode.FOLLOWING)
