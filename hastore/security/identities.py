@@ -17,14 +17,14 @@ import logging
 import secrets
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError, ConfigError
 from hastore.fs.private_files import PrivateFile, load_private
-from hastore.security.identity import Identity, Secret, key_problem
+from hastore.security.identity import Identity, Secret, differences, key_problem
 from hastore.security.identity_file import MAX_FILE_BYTES, IdentityFile, parse_identities
 from hastore.security.scram import (
     NAME,
@@ -97,6 +97,7 @@ class Changes:
     changed: tuple[str, ...] = ()  # other rights, another key, or a key that ran out
     revoked: tuple[str, ...] = ()
     problem: str | None = None
+    what: Mapping[str, str] = field(default_factory=dict, compare=False)  # by name, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,10 @@ class Identities:
             changes = _compare(before.file, after.file, problem)
             self._state = after
         elif before.next_end_ms is not None and now >= before.next_end_ms:
-            changes = Changes(changed=_ended(before, now), problem=problem)
+            ended = _ended(before, now)
+            changes = Changes(
+                changed=ended, problem=problem, what=dict.fromkeys(ended, "a key ran out")
+            )
             self._state = _state(before.file, now)
         else:
             if now < before.at_ms:  # the clock was set back: keys that had run out count again
@@ -392,11 +396,17 @@ def _has_groups(old: tuple[str, ...] | None, new: tuple[str, ...] | None) -> boo
 
 def _compare(before: IdentityFile, after: IdentityFile, problem: str | None) -> Changes:
     old, new = before.identities, after.identities
+    changed = tuple(sorted(name for name in new.keys() & old.keys() if new[name] != old[name]))
+    added = tuple(sorted(new.keys() - old.keys()))
     return Changes(
-        added=tuple(sorted(new.keys() - old.keys())),
-        changed=tuple(sorted(name for name in new.keys() & old.keys() if new[name] != old[name])),
+        added=added,
+        changed=changed,
         revoked=tuple(sorted(old.keys() - new.keys())),
         problem=problem,
+        what={
+            name: differences(old.get(name) or Identity(name), new[name])
+            for name in (*added, *changed)
+        },
     )
 
 

@@ -7,6 +7,7 @@ begins with HASTORE_ too stands for them, so that `*` does not give the right to
 
 import functools
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +132,34 @@ class Identity:
         """Return what a challenge needs, with the keys that count; None if no key counts."""
         verifiers = tuple(key.verifier for key in self.keys if key.counts(wall_ms))
         return Credentials(self.salt, self.iterations, verifiers) if verifiers else None
+
+
+def differences(old: Identity, new: Identity) -> str:
+    """Return in words what has changed of an identity's rights and keys; names no key."""
+    found = []
+    if old.is_admin != new.is_admin:
+        found.append("admin given" if new.is_admin else "admin taken")
+    if old.by_certificate != new.by_certificate:
+        found.append("certificate given" if new.by_certificate else "certificate taken")
+    for right in ("produce", "consume", "groups"):
+        before, after = getattr(old, right) or (), getattr(new, right) or ()
+        signed = [f"-{one}" for one in before if one not in after]
+        signed += [f"+{one}" for one in after if one not in before]
+        if signed:
+            found.append(f"{right} {' '.join(signed)}")
+        elif getattr(old, right) != getattr(new, right):
+            found.append(f"{right} {'not named' if getattr(new, right) is None else 'named'}")
+    if old.quota != new.quota:
+        found.append("quota")
+    keys = [{one.verifier for one in each.keys} for each in (old, new)]
+    secrets = [{one.text for one in each.secrets} for each in (old, new)]
+    found += [*_counted("key", *keys), *_counted("secret", *secrets)]
+    return ", ".join(found) or "until when a key counts"
+
+
+def _counted(what: str, before: Set[object], after: Set[object]) -> list[str]:
+    numbers = {"-": len(before - after), "+": len(after - before)}
+    return [f"{sign}{n} {what}{'s' * (n > 1)}" for sign, n in numbers.items() if n]
 
 
 def name_problem(name: str) -> str | None:

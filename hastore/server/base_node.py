@@ -476,8 +476,9 @@ class BaseNode:
     def _identities_changed(self, changes: Changes) -> None:
         for outcome in ("added", "changed", "revoked"):
             for name in getattr(changes, outcome):
-                log.warning("identity %s: %s", name, outcome)
-                self.audit.note("identity", outcome=outcome, identity=name)
+                what = changes.what.get(name, "")
+                log.warning("identity %s: %s", name, f"{outcome}: {what}" if what else outcome)
+                self.audit.note("identity", outcome=outcome, identity=name, reason=what)
         if changes.problem is not None:
             self.audit.note("identities", outcome="refused", reason=changes.problem)
 

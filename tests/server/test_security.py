@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
@@ -376,6 +377,11 @@ def test_changed_identities_are_noted_and_a_broken_file_is_a_problem(
             return [one for one in lines(root, "identity") if one["outcome"] == outcome]
 
         assert wait_for(lambda: noted("added"))[0]["identity"] == "new"
+        editor = IdentityEditor(path)
+        wanted = dataclasses.replace(editor.find("new"), is_admin=True, produce=("orders",))
+        editor.set_rights(wanted, {})
+        editor.save()
+        assert wait_for(lambda: noted("changed"))[0]["reason"] == "admin given, produce +orders"
         with open(path, "a") as file:
             file.write("  broken: 3\n")
         wait_for(lambda: http(node, "/status", f"ops:{key}") and lines(root, "identities"))

@@ -45,6 +45,8 @@ _NO_TLS = (
     "too: set security.api: tls at the node, or give the command on its machine"
 )
 _NEVER = float("inf")
+POSITIONS_MOVED = "positions moved"  # the audit log's action: consumers may do it often
+_CHANGED = ("done", "asked", "unconfirmed")
 _Sharing = api.Join | api.Leave | api.Lock | api.Unlock | api.AskMembers
 # Free of every quota; so is the question for the queues of one topic. A slowed member stays in its
 # group, and keeps its queues.
@@ -217,7 +219,7 @@ class Access:
             address=address,
             outcome=outcome,
             reason=reason,
-            whole=outcome in ("done", "asked"),
+            whole=outcome in _CHANGED and action != POSITIONS_MOVED,
         )
 
     def visible(

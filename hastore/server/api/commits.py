@@ -319,8 +319,12 @@ class CommitHandler:
         fail: Callable[[Connection, int, str, str], None],
         wake: Callable[[], None],
         clock: Clock,
+        on_moved: Callable[[Connection, Commit, PutDone], None],
     ) -> None:
-        """Prepare; `wake` makes the API's thread offer postponed commits again."""
+        """Prepare; `wake` makes the API's thread offer postponed commits again.
+
+        `on_moved` is told of each commit that names queues whose position may move back.
+        """
         self._backend = backend
         self._positions = positions
         self._puts = puts
@@ -328,6 +332,7 @@ class CommitHandler:
         self._fail = fail
         self._wake = wake
         self._clock = clock
+        self._on_moved = on_moved
         self._under_way: set[tuple[str, str]] = set()
         self._postponed = False
         self._stored: dict[tuple[str, str], _Stored] = {}  # until _positions has read them
@@ -376,10 +381,15 @@ class CommitHandler:
         Call this after the table has caught up. The commit arrived at `came_ms`; it is refused if
         its timeout has passed since. Raises UsageError if the commit does not fit into a record.
         """
-        return self.begin(
-            request, came_ms, partial(self._answer, connection),
-            partial(self._fail, connection, request.rid),
-        )  # fmt: skip
+        answer = partial(self._answer, connection)
+        if request.back and request.member is None:  # as `hastore groups reset`; a member never
+            answer = partial(self._answer_moved, connection, request)
+        return self.begin(request, came_ms, answer, partial(self._fail, connection, request.rid))
+
+    def _answer_moved(self, connection: Connection, request: Commit, done: PutDone) -> None:
+        """Answer a commit that may move positions back, and tell the audit log of it."""
+        self._on_moved(connection, request, done)
+        self._answer(connection, done)
 
     def begin(
         self,

@@ -59,7 +59,13 @@ from hastore.protocol.remoting import Frame
 from hastore.protocol.zmtp import Message
 from hastore.security.identities import CHECK_MS
 from hastore.security.tls_contexts import TlsContexts
-from hastore.server.api.access import FORBIDDEN, REFUSED_MAX, UNAUTHENTICATED, Access
+from hastore.server.api.access import (
+    FORBIDDEN,
+    POSITIONS_MOVED,
+    REFUSED_MAX,
+    UNAUTHENTICATED,
+    Access,
+)
 from hastore.server.api.administering import AdminService, CarryOut
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY, ColdReads
@@ -81,7 +87,7 @@ from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
 from hastore.server.api.quotas import Quotas
 from hastore.server.api.ranges import Done, RangeService
 from hastore.server.api.replies import Failures, Replies, master_of
-from hastore.server.api.topics import TopicChanges
+from hastore.server.api.topics import TopicChanges, described
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
@@ -112,6 +118,7 @@ _READS = (  # what a node that was removed from its group refuses
 # topics: they call it fast, or VIP.
 FAST_PORT_BELOW = 2
 _SCHEME = "tcp://"
+_A_LINE = 10  # queues are named in a line of the audit log
 _EVENTS_MAX = 256
 _READ = ~select.EPOLLOUT
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
@@ -225,8 +232,7 @@ class ApiServer(Service):
         self._config, self._clock, self._fast_port = config, clock, fast_port
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wakeup).atexit = False  # confirmations may come late
-        self._woken = False
-        self._serving = self._readable_moved = False
+        self._woken = self._serving = self._readable_moved = False
         self.counts, self.endpoint, self._malformed = ApiCounts(), bind_address, 0
         self._told = BoundedLines(log, level=logging.INFO, clock=clock, burst=3, every_ms=TOLD_MS)
         self._failures = failures = Failures(clock)
@@ -247,12 +253,13 @@ class ApiServer(Service):
         )  # fmt: skip
         self._positions = PositionTable(backend, clock)
         self._commits = CommitHandler(
-            backend, self._positions, self._puts, self._answer, self._fail, self.wake, clock
-        )
+            backend, self._positions, self._puts, self._answer, self._fail, self.wake, clock,
+            self._note_moved,
+        )  # fmt: skip
         self._topics = TopicChanges(backend, self._puts, clock)
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
-        self._reading_positions = False
-        self._positions_asked = False  # `positions` was asked, and the table has not caught up
+        # `_positions_asked`: `positions` was asked, and the table has not caught up.
+        self._reading_positions = self._positions_asked = False
         self._reader = self._make_reader(on_failure, position_file)
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
@@ -944,7 +951,10 @@ class ApiServer(Service):
             self._give_up_fetches(StoreError(TOO_MANY))
 
     def _change_topic(self, connection: Connection, request: api.TopicChange) -> None:
+        note = self._noting(connection, *described(request, self._backend.store.find_topic))
+
         def respond(done: api.PutDone) -> None:
+            note(done)
             master = None
             if done.status is api.Status.SERVICE_NOT_AVAILABLE:
                 master = master_of(self._backend, self._failures)
@@ -953,8 +963,35 @@ class ApiServer(Service):
         try:
             self._topics.take(request, respond)
         except MessageIllegalError as failure:
-            refused = api.Status.MESSAGE_ILLEGAL
-            self._answer(connection, api.PutDone(request.rid, refused, 0, reason=str(failure)))
+            respond(api.PutDone(request.rid, api.Status.MESSAGE_ILLEGAL, 0, reason=str(failure)))
+
+    def _note_moved(
+        self, connection: Connection, request: api.Commit, done: api.PutDone
+    ) -> None:
+        places = sorted((queue, at.queue_offset) for queue, at in request.positions.items())
+        moved = ", ".join(f"queue {queue} to {offset}" for queue, offset in places[:_A_LINE])
+        what = f"group {request.group}, topic {request.topic}: {moved}"
+        self._noting(connection, POSITIONS_MOVED, what)(done)
+
+    def _noting(
+        self, connection: Connection, action: str, what: str
+    ) -> Callable[[api.PutDone], None]:
+        """Return what notes the outcome of a change in the audit log, if clients are known."""
+        access, proof = self._access, connection.proof
+        if access is None or proof is None:
+            return lambda _done: None
+        name, peer = proof.identity.name, connection.peer
+
+        def note(done: api.PutDone) -> None:
+            outcome = "refused"
+            if done.status is api.Status.PUT_OK:
+                outcome = "done" if done.offsets else "unchanged"
+            elif done.status.is_stored:
+                outcome = "unconfirmed"
+            why = done.reason or ("" if done.status is api.Status.PUT_OK else done.status.value)
+            access.administered(name, peer, action, outcome, f"{what}: {why}" if why else what)
+
+        return note
 
     def _accept_range(self, connection: Connection, request: api.RangeQuestion) -> None:
         try:

@@ -25,6 +25,18 @@ from hastore.store.append.results import own_records
 Respond = Callable[[PutDone], None]
 
 
+def described(
+    request: SetTopic | DropTopic, find: Callable[[str], TopicConfig | None]
+) -> tuple[str, str]:
+    """Return a change's action for the audit log, and what it is about."""
+    if isinstance(request, DropTopic):
+        return "topic delete", request.topic
+    topic = request.topic
+    action = "topic create" if find(topic.name) is None else "topic set"
+    queues = f"{topic.read_queues} queues to read, {topic.write_queues} to write"
+    return action, f"{topic.name}: {queues}, perm {topic.perm}"
+
+
 class TopicChanges:
     """Take changes of topics."""
 

@@ -37,7 +37,7 @@ from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, SIGNATURE_BYTES, TOKEN, signer
 from hastore.security.scram import NAME
-from hastore.server.api.access import REFUSED_MAX, Access, may_read, no_right
+from hastore.server.api.access import POSITIONS_MOVED, REFUSED_MAX, Access, may_read, no_right
 from hastore.server.api.connections import Connection
 from hastore.server.api.places import source_of
 from hastore.server.remoting.door import (
@@ -78,6 +78,20 @@ _NOT_SIGNED = (
     "(AclClientRPCHook, mqadmin's conf/tools.yml), which `hastore keys new NAME --rocketmq` makes"
 )
 _TOO_MANY = "too many wrong signatures came from this host just now; try again"
+
+
+# Changes that are lines of the audit log, whatever comes of them.
+NOTED: dict[int, str] = {
+    Code.UPDATE_AND_CREATE_TOPIC: "topic set",
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: "topic set",
+    Code.DELETE_TOPIC_IN_BROKER: "topic delete",
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: "group set",
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: "group set",
+    Code.DELETE_SUBSCRIPTIONGROUP: "group delete",
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: POSITIONS_MOVED,
+}
+_ABOUT = ("topic", "group", "groupName", "timestamp", "offset")  # fields that say of what
+_ABOUT_BYTES = 200  # of a body, which has the names in other requests
 
 
 @dataclass(slots=True)
@@ -171,6 +185,7 @@ class Gate:
             self._end_if_hopeless(request.connection)
             return False
         self._counts.signed += 1
+        self._note_outcome(identity, request)
         frame = request.frame
         if frame.code not in FORWARDED:  # it could be passed on, to a consumer
             for name in (ACCESS_KEY, SIGNATURE, TOKEN):
@@ -295,6 +310,27 @@ class Gate:
             return
         raise self.forbidden(request, why)
 
+    def _note_outcome(self, identity: Identity, request: RemotingRequest) -> None:
+        """Let the audit log have what comes of a change that an administrator asks for."""
+        frame, reply = request.frame, request.reply
+        action = NOTED.get(frame.code)
+        if action is None:
+            return
+        name, address, what = identity.name, address_text(*request.address), _described(frame)
+
+        def noted(one: RemotingRequest, answer: Frame | bytes | None) -> None:
+            outcome, why = "asked", ""  # one way: nobody is told what came of it
+            if isinstance(answer, Frame):
+                outcome = "done" if answer.code == Answer.SUCCESS else "refused"
+                why = "" if outcome == "done" else f": {answer.remark or answer.code}"
+            self._access.administered(name, address, action, outcome, what + why)
+            reply(one, answer)
+
+        if frame.is_one_way:
+            self._access.administered(name, address, action, "asked", what)
+        else:
+            request.reply = noted
+
     # -- how much
 
     def _wait_ms(self, identity: Identity, request: RemotingRequest) -> float:
@@ -378,3 +414,10 @@ class Gate:
             return no_right(identity, "consume", topic)
         fields["topic"] = NEW_TOPICS
         return None
+
+
+def _described(frame: Frame) -> str:
+    """Return what a change is about, for the audit log: names of its fields, or of its body."""
+    given = [f"{one} {frame.fields[one]}" for one in _ABOUT if one in frame.fields]
+    body = frame.body[:_ABOUT_BYTES].decode("utf-8", "replace")
+    return ", ".join([Code(frame.code).name, *given, *([body] if body else [])])

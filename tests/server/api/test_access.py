@@ -405,6 +405,32 @@ def test_positions_need_the_group_where_groups_are_named(secured: Secured) -> No
                         assert reply.status == "FORBIDDEN" and f"group '{group}'" in reply.reason
 
 
+def test_what_an_administrator_changes_is_noted_and_a_consumer_s_commits_are_not(
+    secured: Secured,
+) -> None:
+    secured.backend.store.put_encoded([record("money")])
+    boss = secured.identity("boss", admin="true", consume='["money"]')
+    with secured.server() as server:
+        where = [server.endpoint]
+        with Admin(where, security=boss) as admin:
+            admin.create_topic("victim", queues=2)
+            admin.set_topic("victim", read_queues=3)
+            admin.delete_topic("victim")
+            admin.delete_topic("victim")
+        with Positions(where, security=boss) as positions:
+            positions.commit("team", "money", {0: 1})
+            positions.commit("team", "money", {0: 0}, allow_back=True)
+    assert {one["identity"] for one in secured.notes} == {"boss"}
+    assert all(one["address"].startswith("127.0.0.1:") for one in secured.notes)
+    found = [(one["action"], one["outcome"], one["reason"]) for one in secured.notes]
+    assert [one[:2] for one in found] == [
+        ("topic create", "done"), ("topic set", "done"), ("topic delete", "done"),
+        ("topic delete", "unchanged"), ("positions moved", "done"),
+    ]  # fmt: skip
+    assert found[0][2].startswith("victim: 2 queues") and found[2][2] == "victim"
+    assert found[4][2] == "group team, topic money: queue 0 to 0"
+
+
 def test_topics_without_a_right_are_not_listed(secured: Secured) -> None:
     secured.backend.store.put_encoded([record("money"), record("orders"), record("in")])
     narrow = secured.identity("narrow", consume='["orders"]', produce='["in"]')

@@ -257,7 +257,7 @@ def test_a_long_list_of_queues_that_may_move_back_is_not_searched_for_each_queue
     puts, refused = mock.Mock(), mock.Mock()
     positions = mock.Mock(**{"problem_of.return_value": None})
     handler = CommitHandler(
-        backend, positions, puts, mock.Mock(), refused, mock.Mock(), SYSTEM_CLOCK
+        backend, positions, puts, mock.Mock(), refused, mock.Mock(), SYSTEM_CLOCK, mock.Mock()
     )
     lower = {queue: api.Position(8) for queue in known}
     back = Searched([5] * 55_000 + list(known))

@@ -156,7 +156,8 @@ class Desk:
         )
         self.positions = PositionTable(self.backend, self.clock)
         self.commits = CommitHandler(
-            self.backend, self.positions, self.puts, nothing, nothing, lambda: None, self.clock
+            self.backend, self.positions, self.puts, nothing, nothing, lambda: None, self.clock,
+            nothing,
         )
         return ApiParts(
             self.backend, self.clock, self.puts, nothing, self.commits, self.positions, self.cold,

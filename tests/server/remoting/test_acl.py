@@ -536,6 +536,30 @@ def test_what_a_handler_forbids_is_counted_and_audited(known: Identified) -> Non
     assert known.node.backend.status()["acl"]["forbidden"] == 3, "of RocketMQ's clients"
 
 
+def test_what_an_administrator_changes_is_noted(known: Identified) -> None:
+    topic = {"topic": "Victim", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6"}
+    assert known.ask("ops", Code.UPDATE_AND_CREATE_TOPIC, topic).code == Answer.SUCCESS
+    assert known.ask("ops", Code.DELETE_TOPIC_IN_BROKER, {"topic": "Victim"}).code == 0
+    group = json.dumps({"groupName": "team"}).encode()
+    code = Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    assert known.ask("ops", code, None, group).code == Answer.SUCCESS
+    assert known.ask("ops", code, None, b"no JSON").code != Answer.SUCCESS
+    gone = known.ask("ops", Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "team"})
+    assert gone.code == Answer.SUCCESS
+    for action, outcomes in (
+        ("topic set", ["done"]), ("topic delete", ["done"]), ("group set", ["done", "refused"]),
+        ("group delete", ["done"]),
+    ):  # fmt: skip
+        last = len(outcomes) - 1
+        wait_for(lambda a=action, n=last: known.audit(a)[n:])
+        found = known.audit(action)
+        assert [one["outcome"] for one in found] == outcomes, found
+        assert {one["identity"] for one in found} == {"ops"}
+        assert all(one["address"].startswith("127.0.0.1:") for one in found)
+    assert "topic Victim" in known.audit("topic delete")[0]["reason"]
+    assert '"groupName": "team"' in known.audit("group set")[0]["reason"]
+
+
 def test_only_who_may_send_to_its_topic_ends_a_transaction_or_is_asked(
     tmp_path: pathlib.Path,
 ) -> None:
