@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hastore.config.model import Mode, NodeAddress
+from hastore.ha.rules.epochs import epoch_node
 
 Status = Mapping[str, Any]
 
@@ -257,6 +258,13 @@ def _no_master(status: Status) -> Advice:
         return Advice(BAD, what, do + (f": see node {', '.join(cut)}" if cut else ""))
     if status["role_state"] != "following":
         return Advice(BAD, what)
+    if status["promised_epoch"] > status["epoch"]:
+        chosen = epoch_node(status["promised_epoch"])
+        return Advice(
+            BAD, what,
+            f"Node {chosen} is to be the master: see there why it is not yet, or ask all nodes by "
+            "`hastore status`. If it cannot become it, `hastore promote` for another node",
+        )  # fmt: skip
     do = (
         "`hastore status` asks all nodes, and names the one to promote if the master is lost. Look "
         "at the way to the master first: it may well take puts"

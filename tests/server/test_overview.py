@@ -23,7 +23,8 @@ MASTER: Found = {
     "waiting_puts": 3, "forwarding": {"waiting": 1}, "delayed": {"waiting": 2},
     "transactions": {"open": 4}, "topics": 5, "unclean": False, "reason": None, "problems": [],
     "notes": [], "cluster": "c", "group": "g", "config": "/etc/n1.yaml", "config_pending": [],
-    "role_state": "master", "registry": None, "master": 1, "unlinked": [], "classic_master": None,
+    "role_state": "master", "promised_epoch": 65537, "registry": None, "master": 1,
+    "unlinked": [], "classic_master": None,
     "history": [{"epoch": 65537, "node": 1, "start_offset": 100}],
 }  # fmt: skip
 FOLLOWS = "this node is a slave; node 1 is the master"
@@ -134,6 +135,10 @@ def test_a_slave_without_a_master_names_the_command() -> None:
     assert found["state"]["level"] == "bad" and lost in found["state"]["text"]
     assert found["master"] == {"node": None, "why": "This node knows no master."}
     assert "`hastore status` asks all nodes" in texts(found)[0]
+    assert "it may well take puts" in texts(found)[0]
+    promised = OF_SLAVE | {"master": None, "reason": lost, "promised_epoch": 131074}
+    (text, *_) = texts(seen(promised, lost))
+    assert "Node 2 is to be the master" in text and "may well take puts" not in text
     waits = OF_SLAVE | {"role_state": "promoting", "reason": "waiting to be master: node 2"}
     (text,) = texts(seen(waits, "waiting to be master: node 2"))
     assert text == "bad: No puts are taken here: waiting to be master: node 2."
