@@ -85,6 +85,7 @@ class EntryDispatcher:
         self._settings = settings
         self._log_bytes = log_bytes
         self.heard_ms = now_ms  # of the last answer in this term, or of this object's begin
+        self.answered_ms = now_ms  # the same, also of one that has lost its disk and copies the log
         self.answered = False  # in this term, with what it remembers
         self.match_index = NO_INDEX  # the last entry that the follower has durably
         self.full = False  # the follower's disk
@@ -204,7 +205,7 @@ class EntryDispatcher:
         For append_timeout_ms it has not answered, or has got no further with what it lacks: its
         disk hangs, for example.
         """
-        since_ms = self.heard_ms
+        since_ms = self.answered_ms
         if self._behind_ms is not None:
             since_ms = min(since_ms, self._behind_ms)
         return now_ms - since_ms > self._settings.append_timeout_ms

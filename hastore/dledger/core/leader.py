@@ -32,6 +32,7 @@ from hastore.dledger.core.learners import Learners
 from hastore.dledger.core.member_state import Membership, MemberState, PendingChange
 from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker
 from hastore.protocol.dledger import (
+    NO_INDEX,
     NO_NODE,
     Code,
     HeartBeatRequest,
@@ -268,6 +269,7 @@ class Leader:
         """Take a follower's answer in this node's term."""
         state, follower = self._state, self.dispatchers[peer]
         follower.able = message.able
+        follower.answered_ms = now_ms
         if message.remembers:
             follower.heard_ms = now_ms
             follower.answered = True
@@ -278,6 +280,7 @@ class Leader:
             # Only an entry that comes after all that the peer may have forgotten, and that the
             # others have committed without it, ends its quarantine.
             self.checker.forget(peer)
+            follower.match_index = NO_INDEX
             self._append_own(None, update)
             follower.recall_index = state.ledger_end_index
         if isinstance(message, HeartBeatResponse):

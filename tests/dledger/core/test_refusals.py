@@ -403,3 +403,23 @@ def test_a_follower_that_hangs_is_known_though_its_link_is_open(hangs):
     runner.run("persist 3" if hangs == "its syncs" else "heal")
     runner.run("run 1500")
     assert (leader.silent_followers, leader.able_followers) == (set(), {2, 3})
+
+
+def test_a_follower_that_has_lost_its_disk_and_copies_the_log_is_no_silent_one():
+    """It answers and gets on; only its quarantine is not over. It was said to hang."""
+    runner, append_ms = Runner(), Settings().append_timeout_ms
+    for command in (
+        "nodes 1,2,3", "campaign 1", "run 60000", "propose 1 50 as first", "run 1000",
+        "wipe 3", "start 3 remembers=no", "hold 3",
+    ):  # fmt: skip
+        runner.run(command)
+    leader = runner.world.cores[1]
+    for index in range(10, 50, 10):
+        runner.run(f"run {append_ms - 500}")
+        assert leader.silent_followers == set()
+        runner.run(f"persist 3 {index}")
+    runner.run(f"run {append_ms + 500}")
+    assert leader.silent_followers == {3}, "its disk hangs now"
+    runner.run("persist 3")
+    runner.run("run 1000")
+    assert leader.silent_followers == set() and runner.world.cores[3].remembers
