@@ -269,7 +269,8 @@ class BaseBackend:
             "takes_acks": self._takes_acks(reason),
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
-            "sync_hangs": store.flush_service.sync_problem is not None,
+            "sync_hangs": config.store.flush is Flush.SYNC
+            and store.flush_service.sync_problem is not None,
             "connections": self._node.client_connections(),
             "forwarding": self._node.forward_counts.status(),
             "acl": self._node.acl_counts.status(),

@@ -278,7 +278,7 @@ def test_a_disk_that_hangs_is_not_in_sync_and_a_problem(
             assert node.backend.reading_nodes() == ([] if silent else [2])
         status = node.backend.status()
         assert (status["sync_hangs"], status["problems"]) == (False, [])
-        monkeypatch.setattr(FlushService, "running_ms", flush.HANGS_MS)
+        monkeypatch.setattr(FlushService, "running_ms", 2 * flush.HANGS_MS)
         status = node.backend.status()
         assert status["sync_hangs"]
         assert "a sync of the log has not returned" in status["problems"][0]
@@ -289,6 +289,13 @@ def test_a_disk_that_hangs_is_not_in_sync_and_a_problem(
             text = page.render().decode()
             margins += [x.split()[-1] for x in text.splitlines() if "quorum_margin{" in x]
         assert [float(one) for one in margins] == [0, -1]
+        monkeypatch.undo()
+    config = group_of_one(tmp_path / "a", flush=Flush.ASYNC)
+    with running(DLedgerNode(config, lambda: None)) as node:
+        monkeypatch.setattr(FlushService, "running_ms", 2 * flush.HANGS_MS)
+        status = node.backend.status()
+        assert not status["sync_hangs"], "no put waits for a sync"
+        assert "a sync of the log has not returned" in str(status["problems"])
         monkeypatch.undo()
 
 

@@ -21,7 +21,8 @@ from hastore.store.state.limits import LimitsPage
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
-HANGS_MS = 5_000.0  # no disk that works takes so long for a sync
+HANGS_MS = 5_000.0  # no disk that works takes so long for a sync of a few bytes
+SLOW_BYTES_PER_MS = 4096  # what a slow one syncs at least, beside others that use it
 
 
 class FlushService(Service):
@@ -52,6 +53,7 @@ class FlushService(Service):
         self.times = Histogram()  # changed with the sync lock, as is
         self.synced_bytes = 0
         self._begun_ms: float | None = None  # when the sync that runs began
+        self._syncing = 0  # how many bytes it syncs
         self._slow = SlowLines(log, None, clock=clock)
         self._clock = clock
         self._on_flushed = on_flushed
@@ -75,7 +77,7 @@ class FlushService(Service):
     @property
     def sync_problem(self) -> str | None:
         """What an operator must look at while a sync does not return; else None."""
-        if self.running_ms < HANGS_MS:
+        if self.running_ms < HANGS_MS + self._syncing / SLOW_BYTES_PER_MS:
             return None
         return (
             f"a sync of the log has not returned for {HANGS_MS / 1000:.0f} s or more: look at the"
@@ -112,6 +114,7 @@ class FlushService(Service):
             start = self.flushed_offset
             if target == start:
                 return start
+            self._syncing = target - start
             begun_ms = self._begun_ms = self._clock.monotonic_ms()
             try:
                 self._log.queue.sync(start, target)

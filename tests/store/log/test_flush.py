@@ -105,6 +105,8 @@ def test_a_sync_that_does_not_return_is_told_while_it_hangs(
     wait_until(lambda: service.sync_problem is not None, 60, "it hangs")
     assert "look at the disk of this node" in str(service.sync_problem)
     assert not store.lacks_room, "no room would help"
+    monkeypatch.setattr(flush, "SLOW_BYTES_PER_MS", 1e-9)
+    assert service.sync_problem is None, "so many bytes take longer on a slow disk"
     hung.set()
     wait_until(lambda: service.running_ms == 0, 60, "it has returned")
     assert service.sync_problem is None
