@@ -105,7 +105,7 @@ class ClassicFlip(Flip):
             )
         masters = [n for n, one in seen.items() if one["role_state"] == "master"]
         if self._to not in masters:
-            self._check_able(target, serves=bool(masters))
+            self._check_able(target, serves=any(seen[n]["writable"] for n in masters))
         if masters:
             master = max(masters, key=lambda number: int(seen[number]["epoch"]))
             self._say("found", _found_text(seen, master, self._to))
@@ -130,8 +130,8 @@ class ClassicFlip(Flip):
     def _check_able(self, target: Status, *, serves: bool) -> None:
         """Raise HastoreError if the wanted node could take no puts; tell its other problems.
 
-        While a master `serves`, a node whose disk is full is not to take its place: it could take
-        puts only until its log's last file is full.
+        While a master `serves` and takes puts, a node whose disk is full is not to take its place:
+        it could take puts only until its log's last file is full.
         """
         stop, lack = replay_stop(target), next_file_lack(target) if serves else None
         for text in target["problems"]:

@@ -186,10 +186,15 @@ def test_what_is_refused_before_anything_is_changed(make, fault, code, text):
     assert roles(fakes) == before and not (fakes[2].store / "hastore" / "once.json").exists()
 
 
-def test_without_a_master_a_node_whose_disk_is_full_may_become_it(make):
+@pytest.mark.parametrize("master", ["is none", "takes no puts"])
+def test_without_a_master_that_takes_puts_a_node_whose_disk_is_full_may_become_it(make, master):
     """Its last file has room for some messages; without it the group takes none."""
     fakes = make()
-    fakes[1].state = "following"
+    if master == "is none":
+        fakes[1].state = "following"
+    else:
+        why = "the store is closed: a sync of bytes [0, 100) failed"
+        fakes[1].more.update(writable=False, reason=why)
     disk_full(fakes)
     code, steps, problems = flip(fakes, 2)
     assert code == 0 and fakes.master == 2, problems
