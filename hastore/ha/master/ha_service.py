@@ -544,6 +544,7 @@ class HAConnection(AcceptedConnection):
     ) -> WriteSocketService:
         """Prepare the stream from `offset` on; it begins when the returned writer is started."""
         member, config = self.member, self.member.config.ha
+        self.intake = Intake(offset)
         self.writer = WriteSocketService(
             self.sock,
             member.store,

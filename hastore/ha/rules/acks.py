@@ -41,15 +41,17 @@ class Intake:
     A slave reports each time its log has grown, and else as a heartbeat, or each half second while
     its disk is full. So the same offset twice, with more on the way before the first of the two, is
     a slave that takes nothing: its disk is full or hangs. It counts again once its report moves.
+    A RocketMQ slave with an empty log reports 0, wherever its stream has `began`.
     """
 
+    began: int = 0
     stalled: bool = False
     _offset: int | None = None
     _sent: int = 0
 
     def report(self, offset: int, sent: int) -> bool:
         """Note a report, with the end of the bytes sent before it; True if `stalled` changed."""
-        was = self.stalled
+        was, offset = self.stalled, max(offset, self.began)
         self.stalled = offset == self._offset and (was or self._sent > offset)
         self._offset, self._sent = offset, sent
         return self.stalled is not was

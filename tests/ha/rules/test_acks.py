@@ -124,6 +124,14 @@ def test_a_slave_that_reports_the_same_offset_again_takes_nothing(reports, stall
     assert intake.stalled is stalled and sum(changes) % 2 == stalled
 
 
+def test_an_empty_rocketmq_slave_that_is_sent_nothing_yet_takes_what_it_is_sent():
+    """Its stream begins at the log's end. Puts were refused, so nothing came that it could take."""
+    intake = Intake(began=50)
+    assert [intake.report(0, 50) for _ in range(3)] == [False] * 3 and not intake.stalled
+    assert [intake.report(0, 60) for _ in range(2)] == [False, True]
+    assert intake.report(60, 60) and not intake.stalled
+
+
 def test_a_slave_that_takes_nothing_is_not_in_sync():
     made = joined(1, count_classic=True)
     made.report(2, 20, 990)
