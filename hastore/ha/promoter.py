@@ -128,7 +128,7 @@ class Promoter:
                 final=True,
             )
         self._require_room(best, self._require_common(best, replies, answers[0], flags))
-        self._require_replay()
+        self._require_able()
         epoch = next_epoch(self._greatest_seen(replies), member.config.node)
         before_promise()
         self._fenced = masters or self._fenced
@@ -241,9 +241,14 @@ class Promoter:
                 f"{store.no_room}{self._fenced_text()}"
             )
 
-    def _require_replay(self) -> None:
-        """Refuse before the promises if replay is blocked, or far from the log's end."""
+    def _require_able(self) -> None:
+        """Refuse before the promises if the store is closed, or replay blocked or far behind."""
         store = self._member.store
+        if store.broken_reason is not None:
+            raise PromotionRefused(
+                f"the store is closed: {store.broken_reason}; before its restart this node could "
+                f"take no puts as master, so it asks for no promises{self._fenced_text()}"
+            )
         # While somebody waits for it, replay does not rest.
         store.wait_dispatched(max(store.max_offset - REPLAY_GAP_BYTES, 0), REPLAY_WAIT_S)
         refusal = replay_refusal(

@@ -530,6 +530,20 @@ def test_a_candidate_without_room_for_whole_files_fences_nobody(running, monkeyp
     assert last.promote(again=True).start == one.store.max_offset  # the spare is enough
 
 
+def test_a_candidate_whose_store_is_closed_fences_nobody(running, monkeypatch):
+    """It fenced a healthy master, and could not even sync its own log then."""
+    one, two, last = running
+    promised = one.state.data.promised_epoch
+    why = "a sync of bytes [0, 100) failed"
+    closed = property(lambda store: why if store is last.store else None)
+    with monkeypatch.context() as broken:
+        broken.setattr(type(last.store), "broken_reason", closed)
+        with pytest.raises(PromotionRefused, match="the store is closed: a sync of bytes") as said:
+            last.promote()
+    assert not said.value.final, "it goes on after a restart"
+    assert one.state.data.promised_epoch == promised and one.member.open_epoch and two.linked
+
+
 def test_a_disk_that_becomes_full_in_the_catch_up_is_asked_for_no_more_promises(
     running, monkeypatch
 ):
