@@ -21,16 +21,18 @@ import msgspec
 import pytest
 
 from hastore.client import Admin, Producer
+from hastore.client.messages import next_file_lack
 from hastore.config.model import BindConfig, Config, NodeAddress, RetentionConfig, Role
 from hastore.errors import (
     ConfigError,
     Status,
     StoreBrokenError,
     StoreError,
+    StoreFullError,
     StoreInUseError,
     UsageError,
 )
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL, RealFile
 from hastore.ha.hello.peer import split_address
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.record.codec import NO_HOST, build_record
@@ -575,3 +577,22 @@ def test_a_topic_exists_once_a_message_of_it_is_acknowledged(tmp_path: pathlib.P
                 admin.delete_topic("last")
             assert node.store.wait_dispatched(node.store.max_offset, 60)
             assert sorted(admin.topic_configs()) == ["anew", "kept"]
+
+
+def test_the_problem_of_a_node_without_room_for_its_next_log_file_is_known_to_a_flip(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command knows it by how it begins."""
+    with running(Node(config_of(tmp_path), lambda: None)) as node:
+        assert next_file_lack(node.backend.status()) is None
+
+        def refuse(file: RealFile, size: int) -> None:
+            raise StoreFullError(f"{file.path}: no room for {size} bytes")
+
+        monkeypatch.setattr(RealFile, "allocate", refuse)
+        with Producer(node.api.endpoint) as producer:
+            for _ in range(3):
+                producer.send("t", bytes(30_000))
+            until(lambda: next_file_lack(node.backend.status()) is not None)
+            monkeypatch.undo()
+            until(lambda: next_file_lack(node.backend.status()) is None)
