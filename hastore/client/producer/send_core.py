@@ -91,8 +91,9 @@ class SendCore:
         self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
         self._run = 1
         self._at = 0
-        self._misplaced: list[Entry] = []  # refused; the master's map says whether for their queue
-        self._map_rid = 0  # of the request for that map
+        # Refused, perhaps for the queue that was chosen: nothing else is sent before it is known.
+        self._misplaced: list[Entry] = []
+        self._map_after: int | None = None  # the master's next map of a greater request says it
         self._paused_until_ms = 0.0
         self._pauses = 0
         self._next_ask_ms = 0.0
@@ -159,6 +160,8 @@ class SendCore:
         first_ms = self._first_sent_ms()
         if first_ms is not None:
             until = min(until, max(first_ms + LATE_MS, self._next_ask_ms))
+        elif self._misplaced:
+            until = min(until, self._next_ask_ms)
         if self._unsent and master is not None and len(self._frames) < SMALL_FRAMES:
             ready = self._ready_ms(self._unsent[0])
             until = min(until, max(self._paused_until_ms, ready, now + 1.0))
@@ -274,8 +277,9 @@ class SendCore:
                 self._roll_back(list(self._frames.values()), unknown=True)
                 self.calls.roll_back()
             self._transport.open(self.cluster.addresses)
-            if self._misplaced and arrival.address == self.cluster.master:
-                self._place_again(reply.rid)
+            is_awaited = self._map_after is not None and reply.rid > self._map_after
+            if is_awaited and arrival.address == self.cluster.master:
+                self._map_after = None
         elif len(self.calls):
             self._on_call_answer(arrival, now)
 
@@ -324,49 +328,28 @@ class SendCore:
                 self._mark_unknown(entry)
             self._on_refusal(frame, reply, now)  # sends this frame again, before the later ones
             return
-        if reply.status is not _PUT_OK or reply.statuses is not None:
-            self._look_at_queues(frame, reply)
         again = _settle_reply(
-            frame, reply, self.ended, retry_stored=self._options.idempotent, but=self._misplaced
+            frame, reply, self.ended, self._misplaced, retry_stored=self._options.idempotent
         )
         del self._frames[frame.rid]
         self._window.release()
+        if _ILLEGAL in (reply.status, *(reply.statuses or ())):  # a topic may have fewer queues now
+            self._map_after = next(self._rids)
+            self._ask_for_master(now)
         if again:
             self._unsent = in_order([*again, *self._unsent])
             self._pause(now)
         else:
             self._pauses = 0
 
-    def _look_at_queues(self, frame: Frame, reply: api.PutDone) -> None:
-        """After a refused message, ask how many queues topics have: perhaps fewer than before.
-
-        Messages whose queue this client has chosen wait for that: they may go to another queue.
-        """
-        master = self.cluster.master
-        if master is None or _ILLEGAL not in (reply.status, *(reply.statuses or ())):
-            return
-        rid = next(self._rids)
-        if not self._transport.send(master, api.AskMap(rid)):
-            return
-        self._map_rid = rid
-        place = 0
-        for entry in frame.entries:
-            begin, place = place, place + entry.count
-            status = reply.status if reply.statuses is None else reply.statuses[begin]
-            if status is _ILLEGAL and entry.chosen and not entry.settled:
-                entry.status, entry.reason = status, reply.reason
-                self._misplaced.append(entry)
-
-    def _place_again(self, rid: int) -> None:
+    def _place_again(self) -> None:
         """Send refused messages to queues that the topic has; end those that were in such a one."""
-        if rid < self._map_rid:  # an answer to an earlier question
-            return
         misplaced, self._misplaced = self._misplaced, []
         again = []
         for entry in misplaced:
             (queue,) = _QUEUE.unpack_from(entry.payload, _QUEUE_AT)
             queues = self.cluster.queues_of(entry.topic)
-            if entry.settled or queue < queues:
+            if queue < queues:
                 _settle_failure(entry, self.ended)
                 continue
             queue = queue % queues if entry.key is None else queue_of_key(entry.key, queues)
@@ -408,6 +391,8 @@ class SendCore:
                 self._mark_unknown(entry)
         for frame in frames:
             del self._frames[frame.rid]
+        back += self._misplaced  # certainly not stored; it is refused again, if it still has to be
+        self._misplaced.clear()
         if back:
             self._unsent = in_order([*back, *self._unsent])
             self._window.release()
@@ -486,7 +471,7 @@ class SendCore:
             wanted = age > LATE_MS or self.cluster.master is None
         else:
             waits = self._unsent or not self.master_found or len(self.calls)
-            wanted = self.cluster.master is None and bool(waits)
+            wanted = bool(self._misplaced) or (self.cluster.master is None and bool(waits))
         if wanted and now >= self._next_ask_ms:
             self._ask_for_master(now)
 
@@ -511,6 +496,11 @@ class SendCore:
     # -- sending
 
     def _transmit(self, now: float) -> None:
+        if self._misplaced:
+            # The frames in flight may have later messages of the same keys for the same queues.
+            if self._frames or self._map_after is not None:
+                return
+            self._place_again()
         master = self.cluster.master
         if master is None or now < self._paused_until_ms:
             return
@@ -576,22 +566,23 @@ class SendCore:
 
 
 def _settle_reply(
-    frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool, but: list[Entry]
+    frame: Frame, reply: api.PutDone, ended: Ended, misplaced: list[Entry], *, retry_stored: bool
 ) -> list[Entry]:
-    """Settle a frame's entries, `but` some; return those to send again.
+    """Settle a frame's entries; return those to send again.
 
-    With `retry_stored` these may be stored already: an attempt has not confirmed them.
+    With `retry_stored` these may be stored already: an attempt has not confirmed them. Adds to
+    `misplaced` those that are perhaps refused for the queue that this client has chosen.
     """
     again: list[Entry] = []
     place = 0
     if frame.count != len(reply.offsets):
-        _settle_whole(frame, reply, ended, but)
+        _settle_whole(frame, reply, ended, misplaced)
         return again
     all_good = reply.statuses is None and reply.status is _PUT_OK
     for entry in frame.entries:
         begin, place = place, place + entry.count
         future = entry.future
-        if future.done() or entry in but:
+        if future.done():
             continue
         if all_good:
             if future.settle(entry.topic, reply, begin, place if entry.is_batch else None):
@@ -614,7 +605,7 @@ def _settle_reply(
                 entry.reason += f" ({refused} of {len(results)} refused, the others are stored)"
             entry.status = bad.status
             entry.result = bad if bad.status.is_stored else None
-            _settle_failure(entry, ended)
+            _settle_refused(entry, ended, misplaced)
     return again
 
 
@@ -623,19 +614,25 @@ def _may_succeed(status: Status) -> bool:
     return status.is_stored or status.is_refusal or status is Status.TIMEOUT
 
 
-def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended, but: list[Entry]) -> None:
-    """Settle the entries, `but` some, of a frame whose answer does not list its records.
+def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended, misplaced: list[Entry]) -> None:
+    """Settle the entries of a frame whose answer does not list its records.
 
     The node has refused the frame, or the answer does not fit it.
     """
     statuses = set(reply.statuses or [reply.status])
     refused = len(statuses) == 1 and not next(iter(statuses)).is_stored
     for entry in frame.entries:
-        if entry in but:
-            continue
         entry.status = statuses.pop() if refused else Status.TIMEOUT
         statuses.add(entry.status)
         entry.reason = reply.reason if refused else "the node's answer does not fit the request"
+        _settle_refused(entry, ended, misplaced)
+
+
+def _settle_refused(entry: Entry, ended: Ended, misplaced: list[Entry]) -> None:
+    """End an entry with its last status, unless another queue may take it."""
+    if entry.status is _ILLEGAL and entry.chosen and not entry.settled:
+        misplaced.append(entry)
+    else:
         _settle_failure(entry, ended)
 
 

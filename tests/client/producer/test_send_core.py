@@ -346,6 +346,45 @@ def test_a_message_goes_to_another_queue_if_the_client_has_chosen_one_that_is_no
         bench.futures[-1].result(0)
 
 
+def test_messages_that_go_to_another_queue_stay_in_order() -> None:
+    """What is sent meanwhile goes to the right queue at once, so it must wait for those before."""
+    transport = TopicOfOneQueue()
+    bench = Bench(transport=transport)
+    bench.run_once()
+    bench.run_once()
+    for body in (b"0", b"1"):
+        bench.send(body, queue=1, chosen=True)
+        bench.core.send_now(bench.now)
+    *first, second = transport.arrivals
+    transport.arrivals = first
+    bench.run_once()
+    bench.run_once()
+    assert bench.core.cluster.queues_of("t") == 1
+    bench.send(b"2", chosen=True)
+    bench.run_once()
+    transport.arrivals.append(second)
+    bench.settle_all()
+    assert [future.exception(0) for future in bench.futures] == [None] * 3
+    assert transport.bodies() == [b"0", b"1", b"2"]
+
+
+def test_the_queues_of_a_topic_are_asked_for_again_if_the_question_is_lost() -> None:
+    transport = TopicOfOneQueue()
+    bench = Bench(transport=transport)
+    bench.run_once()
+    bench.run_once()
+    bench.send(b"0", queue=1, chosen=True)
+    bench.core.send_now(bench.now)
+    answers, send = transport.arrivals, transport.send
+    transport.send = lambda *_: False  # type: ignore[method-assign]
+    bench.run_once()
+    transport.send = send  # type: ignore[method-assign]
+    assert answers and not bench.futures[0].done()
+    assert 0.0 < bench.core.sleep_s(bench.now) <= 0.1
+    bench.settle_all()
+    assert bench.futures[0].result(0).status == "PUT_OK"
+
+
 def test_a_send_interrupted_anywhere_is_sent_or_not_and_no_number_is_used_twice() -> None:
     def make() -> Bench:
         bench = Bench(limit=2)
