@@ -1,8 +1,8 @@
 """Check many records at once: the checks of `check_record`, in a third to half of the time.
 
 The reply to a pull may hold thousands of records. If all of them are V1 between IPv4 hosts, as
-usual, their lengths are checked as numpy columns, or those of few records in one loop. Otherwise
-the records are checked one by one.
+usual, their lengths are checked as numpy columns, or those of a pull's few records in one loop.
+Otherwise the records are checked one by one.
 
 A pull also asks whether the records are those of its queue (`Places`): else a damaged unit of a
 consume queue would give a consumer another topic's message, which it may not be allowed to read.
@@ -68,7 +68,7 @@ def count_valid(
             if valid is not None:
                 return valid
         offsets, sizes = offsets.tolist(), sizes.tolist()
-    first, at = _count_first(data, offsets, sizes, places)
+    first, at = (0, 0) if places is None else _count_first(data, offsets, sizes, places)
     for number in range(first, len(offsets)):
         expected = sizes[number]
         if check_record(data, at, min(at + expected, len(data)), offsets[number]) != expected:
@@ -100,17 +100,21 @@ def is_placed(data: bytes, at: int, end: int, places: Places, number: int) -> bo
 
 
 def _count_first(
-    data: bytes, offsets: list[int], sizes: list[int], places: Places | None
+    data: bytes, offsets: list[int], sizes: list[int], places: Places
 ) -> tuple[int, int]:
-    """Return how many of the first records are valid, V1 and between IPv4 hosts, and their bytes.
+    """Return how many of the first records are valid, V1, between IPv4 hosts and of their places,
+    and their bytes.
 
     The next one is to be checked by `check_record`. A call of that for each record would take twice
     as long, and it is most of what a pull of 32 records costs.
     """
-    view, end, at = memoryview(data), len(data), 0
-    wanted_topic, wanted_id, queue_offsets = (b"", 0, offsets) if places is None else places
-    if queue_offsets is None:
+    topic, wanted_id, queue_offsets = places
+    if queue_offsets is None or not 0 < len(topic) <= V1_MAX_TOPIC_BYTES:
         return 0, 0
+    if not (topic[0] and topic[-1]):  # zeros there show a torn write
+        return 0, 0
+    named, tail = bytes((len(topic),)) + topic, TAIL_MIN + len(topic)
+    view, end, at = memoryview(data), len(data), 0
     for number, (offset, expected, wanted) in enumerate(
         zip(offsets, sizes, queue_offsets, strict=True)
     ):
@@ -119,27 +123,21 @@ def _count_first(
             return number, at
         size, magic, crc, queue_id, queue_offset, physical, flags, length = _unpack_front(data, at)
         topic_at = at + HEADER_SIZE + length  # of its length
+        properties_at = topic_at + tail
         if (
             size != expected
             or magic != V1_MAGIC
+            or queue_id != wanted_id
+            or queue_offset != wanted
             or physical != offset
             or flags & FLAG_IPV6
-            or not 0 <= length <= expected - MIN_RECORD_SIZE
-            or (topic := data[topic_at]) > V1_MAX_TOPIC_BYTES
-            or (properties_at := topic_at + topic + TAIL_MIN) > stop
+            or length < 0
+            or properties_at > stop
+            or data[topic_at : properties_at - 2] != named
             or (properties := data[properties_at - 2] << 8 | data[properties_at - 1])
             != stop - properties_at
             or properties > MAX_PROPERTIES_BYTES
             or (properties and not data[stop - 1])
-            or (topic and not (data[topic_at + 1] and data[topic_at + topic]))
-            or (
-                places is not None
-                and (
-                    queue_offset != wanted
-                    or queue_id != wanted_id
-                    or data[topic_at + 1 : properties_at - 2] != wanted_topic
-                )
-            )
             or crc32(view[at + HEADER_SIZE : topic_at]) & CRC_MASK != crc
         ):
             return number, at

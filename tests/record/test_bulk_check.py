@@ -6,7 +6,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from hastore.record.bulk_check import Places, count_valid
+from hastore.record.bulk_check import Places, count_valid, is_placed
 from hastore.record.codec import Host, check_record, encode_record
 from hastore.record.layout import (
     CRC_MASK,
@@ -24,26 +24,38 @@ PROPERTIES = b"TAGS\x01a\x02"
 V4 = Host(b"\x7f\0\0\1", 1)
 
 
-def one_by_one(data: bytes, offsets: list[int], sizes: list[int]) -> int:
+def one_by_one(
+    data: bytes, offsets: list[int], sizes: list[int], places: Places | None = None
+) -> int:
     at = 0
     for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         if size > len(data) - at or check_record(data, at, at + size, offset) != size:
+            return number
+        if places is not None and not is_placed(data, at, at + size, places, number):
             return number
         at += size
     return len(offsets)
 
 
-def both_ways(data: bytes, offsets: list[int], sizes: list[int]) -> int:
-    """Return the verdict for lists, which must be that for arrays."""
+def both_ways(data: bytes, offsets: list[int], sizes: list[int], topic: bytes = b"t") -> int:
+    """Return the verdict for lists, which must be that for arrays, and so with places."""
     found = count_valid(data, offsets, sizes)
-    assert count_valid(data, np.array(offsets, np.int64), np.array(sizes, np.int64)) == found
+    arrays = np.array(offsets, np.int64), np.array(sizes, np.int64)
+    assert count_valid(data, *arrays) == found
+    places = Places(topic, 3, range(len(sizes)))
+    placed = one_by_one(data, offsets, sizes, places)
+    assert count_valid(data, offsets, sizes, places) == placed
+    assert count_valid(data, *arrays, places) == placed
     return found
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
     chance = random.Random(seed)
-    plain = {"magic": V1_MAGIC, "sys_flag": 0, "topic": "t", "born_host": V4, "store_host": V4}
+    plain = {
+        "magic": V1_MAGIC, "sys_flag": 0, "topic": "t", "queue_id": 3, "born_host": V4,
+        "store_host": V4,
+    }  # fmt: skip
     fixed = plain if seed % 3 else {}
     count = chance.choice((1, 10, 32, 100))
     records = [encode_record(random_record(chance, **fixed)) for _ in range(count)]
@@ -78,8 +90,9 @@ def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
 def test_each_part_of_a_few_records_is_checked() -> None:
     chance = random.Random(3)
     plain = {
-        "magic": V1_MAGIC, "sys_flag": 0, "topic": "topic", "born_host": V4, "store_host": V4,
-        "body": b"body", "body_crc": crc32(b"body") & CRC_MASK, "properties": PROPERTIES,
+        "magic": V1_MAGIC, "sys_flag": 0, "topic": "topic", "queue_id": 3, "born_host": V4,
+        "store_host": V4, "body": b"body", "body_crc": crc32(b"body") & CRC_MASK,
+        "properties": PROPERTIES,
     }  # fmt: skip
     records = [bytearray(encode_record(random_record(chance, **plain))) for _ in range(3)]
     size = len(records[0])
@@ -87,7 +100,7 @@ def test_each_part_of_a_few_records_is_checked() -> None:
         OFFSETS.pack_into(record, OFFSETS_AT, number, number * size)
     offsets, sizes = [0, size, 2 * size], [size] * 3
     whole = b"".join(records)
-    assert both_ways(whole, offsets, sizes) == 3
+    assert both_ways(whole, offsets, sizes, b"topic") == 3
     topic_at = size + whole[size:].index(b"\x05topic")
     ends = {topic_at + 1, topic_at + 5, 2 * size - 1}  # zeros there show a torn write
     unchecked = {*range(size + 12, size + 28), *range(size + 40, size + 84)}  # of the header
@@ -97,7 +110,7 @@ def test_each_part_of_a_few_records_is_checked() -> None:
             damaged = bytearray(whole)
             damaged[at] = value
             is_seen = value != whole[at] and (at not in unchecked or (at in ends and not value))
-            count = both_ways(bytes(damaged), offsets, sizes)
+            count = both_ways(bytes(damaged), offsets, sizes, b"topic")
             assert count == one_by_one(bytes(damaged), offsets, sizes), (at, value)
             assert count == (1 if is_seen else 3) or at in range(size + 36, size + 40), (at, value)
 
@@ -105,7 +118,7 @@ def test_each_part_of_a_few_records_is_checked() -> None:
 def test_a_record_with_too_long_properties_is_not_valid() -> None:
     record = bytearray(encode_record(random_record(
         random.Random(3), magic=V1_MAGIC, sys_flag=0, topic="t", body=b"", body_crc=0,
-        born_host=V4, store_host=V4, properties=b"p" * 32_767,
+        born_host=V4, store_host=V4, properties=b"p" * 32_767, queue_id=3,
     )))  # fmt: skip
     record += b"p"
     record[:4] = len(record).to_bytes(4)
