@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 import pyarrow as pa
@@ -102,11 +103,21 @@ class _Task:
     def run(
         self, options: SinkOptions, columns: SinkColumns, batches: Iterator[pa.RecordBatch]
     ) -> int:
-        try:
+        with self._explained(options):
             self._sender.begin(self._identity.first)
-            self._check_not_passed()
+        self._check_not_passed()
+        with self._explained(options):
             rows = self._send(options, columns, batches)
             self._sender.finish()
+        self._check_not_passed()  # another attempt may have come meanwhile
+        self._check_count(rows)
+        return rows
+
+    @contextmanager
+    def _explained(self, options: SinkOptions) -> Iterator[None]:
+        """Say in an error which rows it is about, and what to do."""
+        try:
+            yield
         except RowError as failure:
             raise UsageError(
                 f"row {failure.row} of partition {self._partition}: {failure.problem}"
@@ -118,10 +129,7 @@ class _Task:
                 f"has stored in its place. {_CAUSE}"
             ) from failure
         except HastoreError as failure:
-            raise self._explained(failure, options) from failure
-        self._check_not_passed()  # another attempt may have come meanwhile
-        self._check_count(rows)
-        return rows
+            raise self._failure(failure, options) from failure
 
     def _send(
         self, options: SinkOptions, columns: SinkColumns, batches: Iterator[pa.RecordBatch]
@@ -181,7 +189,7 @@ class _Task:
                 "write needs another one"
             )
 
-    def _explained(self, failure: HastoreError, options: SinkOptions) -> HastoreError:
+    def _failure(self, failure: HastoreError, options: SinkOptions) -> HastoreError:
         kind = UsageError if isinstance(failure, UsageError) else ClientError
         text = f"partition {self._partition}: {failure}"
         if isinstance(failure, UnreachableError | NotStoredError | OutcomeUnknown):
