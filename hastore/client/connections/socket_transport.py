@@ -24,6 +24,7 @@ import os
 import select
 import socket
 import struct
+import termios
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -65,7 +66,7 @@ _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _NEVER = float("inf")
-_SIOCOUTQ = 0x5411  # linux/sockios.h
+_SIOCOUTQ = termios.TIOCOUTQ  # its number on every processor: linux/sockios.h
 _INT = struct.Struct("=i")
 _NOTHING = "nothing answers there: its machine is off, or the network drops what is sent"
 _SAYS_NOTHING = "it takes the connection and says nothing: it hangs, or is stopped"

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hastore.client.arguments import SendOptions, queue_of_key
@@ -91,6 +91,8 @@ class SendCore:
         self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
         self._run = 1
         self._at = 0
+        self._shrunk: set[str] = set()  # topics that have fewer queues than a map before has said
+        self._drains = False  # what is in flight may be for queues that these do not have
         # Refused, perhaps for the queue that was chosen: nothing else is sent before it is known.
         self._misplaced: list[Entry] = []
         self._map_after: int | None = None  # the master's next map of a greater request says it
@@ -270,8 +272,11 @@ class SendCore:
         elif reply is None:
             self._on_connection_change(arrival, now)
         elif isinstance(reply, api.Map):
-            followed = self.cluster.master
-            if self.cluster.learn(arrival.address, reply.map):
+            followed, queues = self.cluster.master, self.cluster.queues
+            is_new = self.cluster.learn(arrival.address, reply.map)
+            if self.cluster.queues != queues:
+                self._note_queues(queues)
+            if is_new:
                 self._follow_master(followed)
             elif followed is not None and self.cluster.master is None:
                 self._roll_back(list(self._frames.values()), unknown=True)
@@ -342,21 +347,35 @@ class SendCore:
         else:
             self._pauses = 0
 
+    def _note_queues(self, before: Mapping[str, int]) -> None:
+        """Note which topics have fewer queues than before."""
+        cluster = self.cluster
+        for topic in {*before, *cluster.queues} - self._shrunk:
+            if cluster.queues_of(topic) < before.get(topic, cluster.default_queues):
+                self._shrunk.add(topic)
+                self._drains = True
+
+    def _place(self, entry: Entry) -> bool:
+        """Choose an entry's queue again if its topic does not have it; return whether it did."""
+        (queue,) = _QUEUE.unpack_from(entry.payload, _QUEUE_AT)
+        queues = self.cluster.queues_of(entry.topic)
+        if not entry.chosen or queue < queues:
+            return False
+        queue = queue % queues if entry.key is None else queue_of_key(entry.key, queues)
+        head, rest = entry.payload[:_QUEUE_AT], entry.payload[_QUEUE_AT + _QUEUE.size :]
+        entry.payload = head + _QUEUE.pack(queue) + rest
+        return True
+
     def _place_again(self) -> None:
         """Send refused messages to queues that the topic has; end those that were in such a one."""
         misplaced, self._misplaced = self._misplaced, []
         again = []
         for entry in misplaced:
-            (queue,) = _QUEUE.unpack_from(entry.payload, _QUEUE_AT)
-            queues = self.cluster.queues_of(entry.topic)
-            if queue < queues:
+            if self._place(entry):
+                entry.chosen = False  # once
+                again.append(entry)
+            else:
                 _settle_failure(entry, self.ended)
-                continue
-            queue = queue % queues if entry.key is None else queue_of_key(entry.key, queues)
-            head, rest = entry.payload[:_QUEUE_AT], entry.payload[_QUEUE_AT + _QUEUE.size :]
-            entry.payload = head + _QUEUE.pack(queue) + rest
-            entry.chosen = False  # once
-            again.append(entry)
         self._unsent = in_order([*again, *self._unsent])
         self._window.release()
 
@@ -496,10 +515,11 @@ class SendCore:
     # -- sending
 
     def _transmit(self, now: float) -> None:
-        if self._misplaced:
-            # The frames in flight may have later messages of the same keys for the same queues.
-            if self._frames or self._map_after is not None:
+        if self._drains or self._misplaced:
+            # In order: what is in flight may be refused too, and is before later ones of its keys.
+            if self._frames or (self._misplaced and self._map_after is not None):
                 return
+            self._drains = False
             self._place_again()
         master = self.cluster.master
         if master is None or now < self._paused_until_ms:
@@ -544,6 +564,10 @@ class SendCore:
         rid = next(self._rids)
         run, at = (0, 0) if options.acks == 0 else (self._run, self._at)
         put = api.Put(rid, options.acks, options.sync_flush, self._attempt_ms, run, at)
+        if self._shrunk:
+            for entry in entries:
+                if entry.topic in self._shrunk:
+                    self._place(entry)
         payload = entries[0].payload
         if len(entries) > 1:
             payload = b"".join([entry.payload for entry in entries])

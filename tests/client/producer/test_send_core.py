@@ -300,6 +300,8 @@ class TopicOfOneQueue(FakeTransport):
         while at < len(payload):
             record = decode_record(payload, at)
             statuses.append(_OK if record.queue_id == 0 else api.Status.MESSAGE_ILLEGAL)
+            if record.queue_id == 0 and not self.answers_whole:
+                self.backend.put_encoded([payload[at : at + record.size]])
             at += record.size
         self.queues = {"t": 1}
         if set(statuses) == {_OK}:
@@ -346,26 +348,52 @@ def test_a_message_goes_to_another_queue_if_the_client_has_chosen_one_that_is_no
         bench.futures[-1].result(0)
 
 
-def test_messages_that_go_to_another_queue_stay_in_order() -> None:
-    """What is sent meanwhile goes to the right queue at once, so it must wait for those before."""
+@pytest.mark.parametrize("sent", [1, 2, 3])
+@pytest.mark.parametrize("learns_late", [False, True])
+def test_messages_that_go_to_another_queue_stay_in_order(sent: int, learns_late: bool) -> None:
+    """`sent` of three are in flight when the client learns that the topic has one queue: by the
+    refusal of the first one, or before. A later message goes to the right queue at once."""
     transport = TopicOfOneQueue()
     bench = Bench(transport=transport)
     bench.run_once()
     bench.run_once()
-    for body in (b"0", b"1"):
-        bench.send(body, queue=1, chosen=True)
-        bench.core.send_now(bench.now)
-    *first, second = transport.arrivals
-    transport.arrivals = first
+    for number in range(3):
+        bench.send(b"%d" % number, queue=1, chosen=True)
+        if number < sent:
+            bench.core.send_now(bench.now)
+    kept = transport.arrivals[learns_late:]
+    del transport.arrivals[learns_late:]
+    if not learns_late:
+        transport.send(ADDRESS, api.AskMap(1_000))
     bench.run_once()
     bench.run_once()
     assert bench.core.cluster.queues_of("t") == 1
-    bench.send(b"2", chosen=True)
+    bench.send(b"3", chosen=True)
     bench.run_once()
-    transport.arrivals.append(second)
+    transport.arrivals[:0] = kept
     bench.settle_all()
-    assert [future.exception(0) for future in bench.futures] == [None] * 3
-    assert transport.bodies() == [b"0", b"1", b"2"]
+    assert [future.exception(0) for future in bench.futures] == [None] * 4
+    assert transport.bodies() == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_run_that_sends_to_other_queues_interrupted_anywhere_stays_in_order() -> None:
+    def make() -> Bench:
+        bench = Bench(transport=TopicOfOneQueue())
+        bench.run_once()
+        bench.run_once()
+        for number in range(3):
+            bench.send(b"%d" % number, queue=1, chosen=True)
+            bench.core.send_now(bench.now)
+        return bench
+
+    def run(bench: Bench) -> None:
+        for _ in range(4):
+            bench.core.run_once(bench.now)
+
+    for bench in interrupt_everywhere(make, run):
+        bench.settle_all()
+        assert [future.exception(0) for future in bench.futures] == [None] * 3
+        assert bench.transport.bodies() == [b"0", b"1", b"2"]
 
 
 def test_the_queues_of_a_topic_are_asked_for_again_if_the_question_is_lost() -> None:
