@@ -19,7 +19,6 @@ import pytest
 
 from hastore import Producer
 from hastore.client.producer import cluster_producer
-from hastore.client.producer.preparer import Preparer
 from hastore.errors import (
     ClientError,
     HastoreError,
@@ -29,6 +28,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.registry.cluster_watch import GroupSeen
+from tests.api_fakes import ILLEGAL, FakePut
 from tests.client.conftest import Node
 from tests.client.interrupts import interrupt_everywhere
 from tests.client.producer.test_producer import bodies
@@ -465,7 +465,8 @@ def test_its_end_says_how_many_failed_sends_nobody_has_asked(
         producer.send("t", b"stored, and not asked")
     assert not caplog.records
     with Producer(address) as producer:
-        monkeypatch.setattr(Preparer, "choose_queue", lambda *_: 99)  # which the node refuses
+        refused = FakePut(ILLEGAL, reason="refused")
+        monkeypatch.setattr(node.backend.store, "_put_one", lambda *_: refused)
         for _ in range(2):
             producer.send("t", b"1")
         producer.send_batch("t", [b"2"] * 600)  # in parts, with one Future
