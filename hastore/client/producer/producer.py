@@ -272,9 +272,9 @@ class Producer(ProducerClient, Closable):
     ) -> Future[SendResult]:
         """Send a message; its Future gets the SendResult or an exception of hastore.errors.
 
-        The same key always goes to the same queue; without `key` and `queue`, the queues take
-        turns. With `delay_level` consumers get it later: level 1 is a second, 18 two hours
-        (`store.message_delay_level`); the SendResult then says where it waits.
+        The same key goes to the same queue, while the topic has as many; without `key` and `queue`,
+        the queues take turns. With `delay_level` consumers get it later: level 1 is a second, 18
+        two hours (`store.message_delay_level`); the SendResult then says where it waits.
 
         Raises MessageIllegalError at once for a message that no master would take. Without `queue`,
         raises UnreachableError if no master was found within the delivery timeout, because only a
@@ -513,9 +513,7 @@ class Producer(ProducerClient, Closable):
 
         return self._admit(begun.topic, 1, make, now, is_batch=False)
 
-    def _send_part(
-        self, topic: str, drafts: list[Draft], now: float
-    ) -> Future[list[SendResult]]:
+    def _send_part(self, topic: str, drafts: list[Draft], now: float) -> Future[list[SendResult]]:
         """Admit a part of a batch; all parts have one delivery timeout, from `now` on."""
         encode, expires = self._preparer.encoder.encode, now + self._timeout_ms
         queues = [
@@ -553,9 +551,7 @@ class Producer(ProducerClient, Closable):
                 if window.has_room(count):
                     seq = window.next_seq
                     payload = make(seq, self._clock.wall_ms())
-                    window.admit(
-                        Entry(seq, count, topic, payload, future, is_batch, now, expires)
-                    )
+                    window.admit(Entry(seq, count, topic, payload, future, is_batch, now, expires))
                     return future
             now = self._wait_room(count, expires)
             if now >= expires:
@@ -592,9 +588,7 @@ def _lost(core: SendCore, unread: Unread) -> str:
     return "; ".join(text for text in (core.unacknowledged(), unread.text()) if text)
 
 
-def _joined(
-    parts: list[Future[list[SendResult]]], unread: Unread
-) -> Future[list[SendResult]]:
+def _joined(parts: list[Future[list[SendResult]]], unread: Unread) -> Future[list[SendResult]]:
     """Return a Future of all parts' results in order, or of the first part's failure."""
     if len(parts) == 1:
         return parts[0]

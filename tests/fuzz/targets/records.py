@@ -8,7 +8,7 @@ import numpy as np
 
 from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
 from hastore.record import bulk_check, codec
-from hastore.record.bulk_check import count_valid
+from hastore.record.bulk_check import Places, count_valid
 from hastore.record.codec import (
     Host,
     Record,
@@ -177,3 +177,9 @@ def _same_in_bulk(data: bytes, physical: int, size: int) -> None:
     assert count_valid(whole, *arrays) == expected
     without = count_valid(whole, offsets, sizes, bodies=False)
     assert without >= expected and count_valid(whole, *arrays, bodies=False) >= expected
+    parts = find_parts(record_, 0, stated)
+    topic = b"t" if parts is None else record_[parts[6] : parts[6] + parts[7]]
+    queue_id, queue_offset = int.from_bytes(data[12:16], signed=True), data[20:28]
+    places = Places(topic, queue_id, [int.from_bytes(queue_offset, signed=True)] * copies)
+    assert count_valid(whole, offsets, sizes, places) == expected
+    assert count_valid(whole, *arrays, places) == expected
