@@ -503,9 +503,10 @@ class RoleService(Service):
             member.state.save(superseded_by=seen)
             self._yield_to(member.state.data.promised_epoch)
             return
-        more = has_more(epoch, member.store.max_offset, surveyed_answers(replies))
+        end, unmet = member.store.max_offset, member.state.data.unmet
+        more = has_more(epoch, end, surveyed_answers(replies), unmet)
         if more is not None:
-            member.state.note_lost_end(member.store.max_offset, more.node, more.log_end)
+            member.state.note_lost_end(end, more.node, more.log_end)
             self._promote_itself()
             return
         try:
@@ -517,6 +518,7 @@ class RoleService(Service):
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch:
                 return  # a promise was made meanwhile; the next attempt sees it
+            member.state.note_resumed((node for node, _ in member.peers), end)
             self._open_ha(entry)
             member.open_epoch = epoch
             member.gate.open(epoch)

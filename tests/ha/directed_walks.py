@@ -241,6 +241,61 @@ def a_node_dies_in_the_middle_of_a_cut() -> None:
             raise Violation("a part of a tail that was cut is back")
 
 
+@contextlib.contextmanager
+def a_master_that_wrote_over_a_lost_end() -> Iterator[tuple[Flips, SimNode, SimNode, int]]:
+    """Yield a group, its master, a slave that was silent when the master resumed its epoch without
+    the end of its log, and where their logs part: the master has written beyond the slave's end.
+    """
+    with a_group() as group:
+        master = group.promote(1)
+        group.put(master)
+        group.stream(master)
+        master.store.flush()
+        group.put(master)
+        two = follow(group, master, 2)
+        master.die()
+        begin = master.store.flushed_offset
+        master.store._cut(begin)
+        master.start()
+        two.end_stream()
+        group.world.cut_off = {2}
+        if not master.resume():
+            raise Violation("a master needs a silent slave")
+        while master.store.max_offset <= two.store.max_offset:
+            group.put(master)
+        group.world.cut_off = set()
+        yield group, master, two, begin
+
+
+def a_refused_slave_stays_refused() -> None:
+    """Neither another restart of the master nor a cut that fails makes the two logs the same."""
+    with a_master_that_wrote_over_a_lost_end() as (group, master, two, begin):
+        kept = bytes(two.store.data)
+        for _ in range(2):
+            follow(group, master, 2)
+            if bytes(two.store.data) != kept:
+                raise Violation("a slave follows over other messages")
+            master.die()
+            master.start()
+            if not master.resume():
+                raise Violation("a master must not begin a new epoch with what it has replaced")
+        rewind, two.client._rewind = two.client._rewind, no_room
+        for _ in range(2):
+            two.client.accept_loss = True
+            follow(group, master, 2)
+            if bytes(two.store.data) != kept:
+                raise Violation("a slave follows over other messages after a cut that failed")
+        two.client._rewind = rewind
+        follow(group, master, 2)
+        follow(group, master, 2)
+        if two.store.data != master.store.data or begin >= len(kept):
+            raise Violation("a slave that gave its messages up does not follow")
+
+
+def no_room(*_arguments: object) -> None:
+    raise OSError("no room for the archive")
+
+
 def a_master_returns_with_a_shorter_log_than_its_slave(*, late: bool = False) -> None:
     """A disk has dropped pages in silence: a slave has bytes of the epoch that its master lacks.
 

@@ -290,7 +290,7 @@ def epoch_not_over() -> list[Patch]:
 
 def resume_short() -> list[Patch]:
     """A restarted master continues in its epoch though a slave has more of it."""
-    return [(simulation, "has_more", lambda _epoch, _end, _answers: None)]
+    return [(simulation, "has_more", lambda _epoch, _end, _answers, _unmet: None)]
 
 
 def own_unflushed() -> list[Patch]:

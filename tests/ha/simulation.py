@@ -556,14 +556,17 @@ class SimNode:
         for reply in replies:
             if reply.hello is not None and reply.hello.promised_epoch > epoch:
                 member.state.promise(reply.hello.promised_epoch)
-        more = has_more(epoch, self.store.max_offset, surveyed_answers(replies))
+        end, unmet = self.store.max_offset, data.unmet
+        more = has_more(epoch, end, surveyed_answers(replies), unmet)
         if more is not None:
-            member.state.note_lost_end(self.store.max_offset, more.node, more.log_end)
+            self.world.count("lost end")
+            member.state.note_lost_end(end, more.node, more.log_end)
             return False
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch or member.open_epoch:
                 return False
             assert self.ha is not None
+            member.state.note_resumed((node for node, _ in member.peers), end)
             self.ha.open_epoch(member.state.history[-1], sync=True)
             member.open_epoch = epoch
             member.gate.open(epoch)

@@ -19,6 +19,7 @@ from tests.ha.directed_walks import (
     a_master_returns_with_a_shorter_log_than_its_slave,
     a_node_dies_in_the_middle_of_a_cut,
     a_node_restarts_twice_after_a_power_loss,
+    a_refused_slave_stays_refused,
     a_slave_has_all_bytes_but_not_the_entry,
     a_source_follows_another_master_while_it_is_copied,
 )
@@ -145,6 +146,10 @@ def test_the_ends_of_queues_outlive_retention_and_failovers():
 
 def test_a_master_that_lacks_what_a_late_slave_has_begins_a_new_epoch():
     a_master_returns_with_a_shorter_log_than_its_slave(late=True)
+
+
+def test_a_slave_that_a_master_has_written_over_stays_refused():
+    a_refused_slave_stays_refused()
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))

@@ -99,7 +99,6 @@ class HAService:
         self._streams: tuple[HAConnection, ...] = ()
         self._table: AckTable | None = None
         self._opened_at = 0  # the log's end when the epoch was opened here
-        self._answered: set[int] = set()  # the nodes that were told since then where to follow from
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
         self._serial = (
             0  # numbers the PutProgress made under `_lock`, so that older ones are ignored
@@ -139,7 +138,6 @@ class HAService:
         store = self.member.store
         with self._lock:
             self._sync, self._opened_at = sync, store.max_offset
-            self._answered = set()
             self._table = AckTable(
                 epoch=entry.epoch,
                 acks=entry.acks,
@@ -213,17 +211,17 @@ class HAService:
                 store.file_size,
                 digest,
                 self._opened_at,
-                hello.node in self._answered,
+                data.unmet.get(hello.node),
             )
             answer = answer_follow(view, hello)
             if not isinstance(answer, Refused):
-                self._answered.add(hello.node)
                 member.state.learn_store(hello.node, hello.store_id)
                 if isinstance(answer, StreamFrom):
+                    member.state.note_met(hello.node)  # not at a cut: that may fail
                     self._register(connection, hello, answer.offset)
                 return answer
         if lacks_own_end(view, hello):
-            member.end_short_epoch(self._opened_at, hello.node, hello.max_offset)
+            member.end_short_epoch(view.begin, hello.node, hello.max_offset)
         return answer
 
     def classic_start(self, report: int) -> int:

@@ -256,19 +256,19 @@ class Member:
         finally:  # the node is read-only even if the write failed
             self._tell(was, epoch, who)
 
-    def end_short_epoch(self, opened_at: int, node: int, more: int) -> None:
+    def end_short_epoch(self, begin: int, node: int, more: int) -> None:
         """End this master's epoch, durably: `node` has it up to `more`, beyond this log's end.
 
-        Then this node begins a new epoch with what `node` has. Not if this log has grown since the
-        epoch was opened here at `opened_at`: it has other bytes there, and the operator decides.
+        Then this node begins a new epoch with what `node` has. Not if this log has grown beyond
+        `begin` since its end was lost: it has other bytes there, and the operator decides.
         """
         with self.gate.lock:
-            if not self.open_epoch or self.store.max_offset != opened_at:
+            if not self.open_epoch or self.store.max_offset != begin:
                 return
             self.gate.close()
             self.open_epoch = 0
         try:
-            self.state.note_lost_end(opened_at, node, more)
+            self.state.note_lost_end(begin, node, more)
         finally:  # the node is read-only even if the write failed
             self.on_lost_end()
 

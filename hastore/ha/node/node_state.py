@@ -58,6 +58,9 @@ class Durable(msgspec.Struct, kw_only=True):
     clean_stop: bool = False
     unclean: bool = False
     epoch_over: bool = False
+    # A master's: the nodes that have not followed it since it resumed its epoch, and the log's end
+    # then. What one of them has of the epoch beyond that is not the same as here.
+    unmet: dict[int, int] = {}
     superseded_by: int = 0  # the epoch that turned this master read-only; 0: none
     intent: CutIntent | None = None
     known_stores: dict[int, str] = {}
@@ -157,6 +160,8 @@ class NodeState:
             data = msgspec.structs.replace(self.data, **changes)
             if "history" in changes:
                 data.history = prune(data.history)
+                if last_epoch(data.history) != self.last_epoch:
+                    data.unmet = {}
             text = msgspec.json.format(msgspec.json.encode(data), indent=1)
             self._fs.replace_bytes(self._path, text + b"\n")
             self._data = data
@@ -257,6 +262,19 @@ class NodeState:
             *(self.last_epoch, end, node, more, node),
         )
         self.save(unclean=True, epoch_over=True)
+
+    def note_resumed(self, others: Iterable[int], end: int) -> None:
+        """Record, durably, that this master resumes its epoch with a log that ends at `end`."""
+        unmet = dict.fromkeys(others, end) | self.data.unmet  # the first resumption's end stays
+        if unmet != self.data.unmet:
+            self.save(unmet=unmet)
+
+    def note_met(self, node: int) -> None:
+        """Record, durably, that a node follows: it has nothing that this master lacks."""
+        with self._lock:
+            if node in self.data.unmet:
+                unmet = self.data.unmet
+                self.save(unmet={one: end for one, end in unmet.items() if one != node})
 
     def end_cleanly(self) -> None:
         """Record a clean stop: everything is synced and closed."""

@@ -36,7 +36,13 @@ class MasterView:
     file_size: int
     digest: bytes = b""  # of the master's own bytes in the range that the slave named
     opened_at: int | None = None  # the log's end when the master opened, or resumed, its epoch
-    answered: bool = True  # it has given this slave bytes or an offset since then
+    # The log's end when the master resumed its epoch, if this slave has not followed it since.
+    unmet: int | None = None
+
+    @property
+    def begin(self) -> int:
+        """Where bytes begin that the master may have written since it lost the log's end."""
+        return next(at for at in (self.unmet, self.opened_at, self.max_offset) if at is not None)
 
 
 def check_identity(
@@ -81,28 +87,28 @@ def lacks_own_end(master: MasterView, hello: Hello) -> bool:
     """Whether a slave has more of the master's own epoch than the master: it had all of it first,
     so its disk has lost the end of the log (`promotion.has_more`).
 
-    A slave that comes for the first time since the master opened or resumed the epoch can have none
-    of what was written since. An unclean one may have it from a backup of another node.
+    A slave that comes for the first time since the master resumed the epoch can have none of what
+    was written since. An unclean one may have it from a backup of another node.
     """
     limit = master.max_offset
-    if master.opened_at is not None and not master.answered and not hello.unclean:
-        limit = min(limit, master.opened_at)
+    if master.unmet is not None and not hello.unclean:
+        limit = min(limit, master.unmet)
     return last_epoch(hello.history) == master.epoch and hello.max_offset > limit
 
 
 def _lost_end(master: MasterView, hello: Hello) -> str:
     """Say what a master lacks of its own epoch, and what loses the least."""
-    node, begin = hello.node, master.opened_at
+    node, begin = hello.node, master.begin
     text = (
         f"this master's disk has lost the end of its log: node {node} has bytes of its epoch "
         f"{master.epoch} up to {hello.max_offset}, and the master had only those up to "
-        f"{master.max_offset if begin is None else begin} at its start. Nothing is cut; "
+        f"{begin} at its start. Nothing is cut; "
     )
     give_up = (
         f"`hastore demote --accept-loss` for node {node} gives up its bytes from there on (they "
         "are archived under rescued/)"
     )
-    if begin is None or begin == master.max_offset:
+    if begin == master.max_offset:
         return text + (
             f"the master begins a new epoch with them once every node answers; `hastore promote` "
             f"on node {node} keeps them too; {give_up}"
@@ -149,8 +155,7 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     if lacks_own_end(master, hello):
         if not hello.accept_loss:
             return Refused(_lost_end(master, hello))
-        if master.opened_at is not None:  # what was written since may be other bytes
-            common = min(common, master.opened_at)
+        common = min(common, master.begin)
     blind = nothing_to_compare(
         hello.history, hello.min_offset, hello.max_offset,
         master.history, master.min_offset, master.max_offset,

@@ -5,7 +5,7 @@ is the most advanced, whether a candidate could take puts, and whether another n
 are pure: a node and the simulation run the same code.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry, History, epoch_node, last_epoch
@@ -133,15 +133,22 @@ def may_resume(history: History, promised_epoch: int, node: int, epoch_over: boo
     return None
 
 
-def has_more(epoch: int, log_end: int, answers: Iterable[PeerAnswer]) -> PeerAnswer | None:
+def has_more(
+    epoch: int, log_end: int, answers: Iterable[PeerAnswer], unmet: Mapping[int, int]
+) -> PeerAnswer | None:
     """Return the node that has most of `epoch`, whose own master ends at `log_end`; None if no
     other node has more than the master.
 
     A master has all of its epoch before it sends anything of it. So a node that has more shows that
     the master's disk has lost the log's end, whatever the cause: new puts would get offsets at
-    which other nodes have other messages of the same epoch.
+    which other nodes have other messages of the same epoch. For a node in `unmet` that has happened
+    already if the master's log ends beyond the offset there: it refuses that one (following.py).
     """
-    more = [one for one in answers if one.last_epoch == epoch and one.log_end > log_end]
+    more = [
+        one
+        for one in answers
+        if one.last_epoch == epoch and one.log_end > log_end <= unmet.get(one.node, log_end)
+    ]
     return max(more, key=lambda one: one.log_end, default=None)
 
 

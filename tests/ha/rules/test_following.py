@@ -58,7 +58,7 @@ def test_what_a_master_has_lost_of_its_own_epoch_is_not_cut_from_its_slave():
     answer = answer_follow(written, ahead)
     assert isinstance(answer, Refused) and "do not promote node" in answer.reason
     assert answer_follow(written, given_up) == RewindTo(700, 2)
-    first = master(opened_at=700, answered=False)  # it has given this slave nothing of that
+    first = master(opened_at=700, unmet=700)  # it has given this slave nothing of that
     inside = {"history": (ONE, TWO), "max_offset": 800}
     answer = answer_follow(first, slave(**inside))
     assert isinstance(answer, Refused) and "do not promote node" in answer.reason

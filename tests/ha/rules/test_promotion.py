@@ -133,7 +133,9 @@ def test_a_master_resumes_only_its_own_last_epoch():
 def test_a_master_that_another_has_more_of_has_lost_its_end():
     same, short, longer, longest = (answer(2, end=end) for end in (500, 400, 501, 600))
     older = answer(3, last=E1 - 1, end=900)  # a tail of an older epoch says nothing of this one
-    assert has_more(E1, 500, []) is None
-    assert has_more(E1, 500, [same, short, older]) is None
-    assert has_more(E1, 500, [same, longest, longer]) is longest
-    assert has_more(E1, 500, [answer(2, unclean=True, end=501)]) is not None
+    assert has_more(E1, 500, [], {}) is None
+    assert has_more(E1, 500, [same, short, older], {}) is None
+    assert has_more(E1, 500, [same, longest, longer], {}) is longest
+    assert has_more(E1, 500, [answer(2, unclean=True, end=501)], {}) is not None
+    for begin, found in ((499, None), (500, longest), (550, longest)):
+        assert has_more(E1, 500, [longest], {2: begin}) is found  # written there since, or not
