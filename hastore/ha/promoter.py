@@ -44,6 +44,7 @@ from hastore.ha.rules.epochs import (
     next_epoch,
     nothing_to_compare,
 )
+from hastore.ha.rules.following import parted
 from hastore.ha.rules.promotion import (
     PeerAnswer,
     Requirements,
@@ -109,10 +110,13 @@ class Promoter:
         attempt failed, with `final` if further attempts would fail too.
         """
         member = self._member
-        required = self._requirements(config)
+        required, own = self._requirements(config), member.hello(Purpose.SURVEY)
         replies = ask_all(member, Purpose.SURVEY)
         self._check_overtaken(replies)
         self._check_no_refusal(replies, flags)
+        problem = parted([own, *(r.hello for r in replies if r.hello is not None)])
+        if problem is not None and not flags.force_unclean:
+            raise PromotionRefused(problem)
         _require_needed(flags, [r.node for r in replies if r.hello is not None])
         masters = [r.node for r in replies if r.hello is not None and r.hello.open_epoch]
         answers = [

@@ -146,6 +146,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     remoting: bool = False
     # The node's version knows reports that say whether readers wait (protocol/ha_link.py).
     readers: bool = False
+    # The nodes that have not followed this master since it resumed its epoch; its log's end then.
+    unmet: dict[int, int] = {}
     # As a master it counts its own copy of a record as soon as that is written, not only when it is
     # synced: so a slave knows alone what an epoch with one acknowledgement has confirmed.
     counts_written: bool = False

@@ -268,13 +268,20 @@ def a_master_that_wrote_over_a_lost_end() -> Iterator[tuple[Flips, SimNode, SimN
 
 
 def a_refused_slave_stays_refused() -> None:
-    """Neither another restart of the master nor a cut that fails makes the two logs the same."""
+    """Neither another restart of the master nor a cut that fails makes the two logs the same, and
+    no promotion may mix them.
+    """
     with a_master_that_wrote_over_a_lost_end() as (group, master, two, begin):
-        kept = bytes(two.store.data)
+        kept, epoch = bytes(two.store.data), master.state.last_epoch
         for _ in range(2):
             follow(group, master, 2)
             if bytes(two.store.data) != kept:
                 raise Violation("a slave follows over other messages")
+            for number in (1, 2, 3):
+                with contextlib.suppress(PromotionRefused):
+                    group.promote(number)
+                if group.node(number).state.data.promised_epoch != epoch:
+                    raise Violation("a promotion mixes other messages of one epoch")
             master.die()
             master.start()
             if not master.resume():

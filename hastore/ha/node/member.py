@@ -194,6 +194,7 @@ class Member:
             remoting=True,
             readers=True,
             counts_written=not self.counts_flushed,
+            unmet=data.unmet,
             **extra,
         )
 

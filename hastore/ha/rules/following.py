@@ -5,6 +5,8 @@ bytes have to be compared first, and whether a cut loses confirmed records. They
 and the simulation run the same code.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.ha.rules.epochs import (
@@ -94,6 +96,27 @@ def lacks_own_end(master: MasterView, hello: Hello) -> bool:
     if master.unmet is not None and not hello.unclean:
         limit = min(limit, master.unmet)
     return last_epoch(hello.history) == master.epoch and hello.max_offset > limit
+
+
+def parted(hellos: Sequence[Hello]) -> str | None:
+    """Say which master has written over the lost end of its log, while another of these nodes has
+    that end: they have other messages of one epoch at equal offsets. A promotion would mix them.
+
+    A node that has promised a later epoch is left out: it may have copied what it has since then.
+    """
+    for master, other in itertools.permutations(hellos, 2):
+        epoch, begin = last_epoch(master.history), master.unmet.get(other.node)
+        same = epoch == last_epoch(other.history) == other.promised_epoch and not other.unclean
+        if begin is not None and same and min(master.max_offset, other.max_offset) > begin:
+            return (
+                f"nodes {master.node} and {other.node} have other messages of epoch {epoch} from "
+                f"{begin} on, because node {master.node} had lost the end of its log and has "
+                f"written since: `hastore demote --accept-loss` for node {other.node}, while node "
+                f"{master.node} is the master, gives up its bytes from there on (they are archived "
+                "under rescued/). To keep these instead stop node "
+                f"{master.node} for good and promote another one"
+            )
+    return None
 
 
 def _lost_end(master: MasterView, hello: Hello) -> str:

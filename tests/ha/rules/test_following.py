@@ -10,6 +10,7 @@ from hastore.ha.rules.following import (
     answer_follow,
     check_identity,
     cut_loses_confirmed,
+    parted,
 )
 from hastore.protocol.hello import Refused, Resync, RewindTo, StreamFrom
 from tests.ha.rules.test_epochs import histories, model_common
@@ -166,3 +167,20 @@ def test_a_cut_loses_whole_confirmed_records_only():
     assert not cut_loses_confirmed(1000, 1000, None, 1000)
     assert not cut_loses_confirmed(1000, 1050, None, 1000)  # only a partial record goes
     assert cut_loses_confirmed(550, 1000, None, 1000)  # inside a record, with more records after it
+
+
+def test_no_promotion_mixes_what_a_master_has_written_over():
+    over = slave(node=1, history=(ONE, TWO), max_offset=900, unmet={2: 700})
+    tail = {"node": 2, "history": (ONE, TWO), "max_offset": 800}
+    for hellos in ([over, slave(**tail)], [slave(node=3), slave(**tail), over]):
+        assert "nodes 1 and 2 have other messages" in str(parted(hellos))
+    for healthy in (
+        slave(**{**tail, "max_offset": 700}),
+        slave(**{**tail, "history": (ONE,)}),
+        slave(**{**tail, "node": 3}),
+        slave(**tail, unclean=True),  # it may be restored from a backup of another node
+        slave(**tail, promised_epoch=TWO.epoch + 65536),  # it may have copied this from another
+    ):
+        assert parted([over, healthy]) is None
+    unwritten = slave(node=1, history=(ONE, TWO), max_offset=700, unmet={2: 700})
+    assert parted([unwritten, slave(**tail)]) is None  # the master fetches what node 2 has
