@@ -194,7 +194,7 @@ class LogStore:
         self._index = index = KeyIndex(
             fs, f"{root}/index", log, slots=slots, entries=config.index_entries, clock=clock
         )
-        self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
+        self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset, clock)
         self.topic_table = topics = TopicTable(
             fs, root, self.queues, log.view, config.default_queues, file_size=self.file_size
         )

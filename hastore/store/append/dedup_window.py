@@ -5,7 +5,7 @@ replay adds all records of the log that no put has added, both in the log's orde
 recognises a retry, even if the first attempt went to another master.
 
 The window holds at least the last 1024 numbers of each of 4096 producers: of those that wrote last,
-as long as no owner has most of them (`_ByOwner`). The
+as long as these are not more within an hour; else the owner with most of them has fewer. The
 greatest number that has left it is the floor. A number at or below the floor that is not in the
 window may be stored already, so its put is refused.
 
@@ -40,6 +40,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.fs.filesystem import FileSystem, read_or_empty
 from hastore.record.properties import PID_MARK, owner_of, producer_of
 from hastore.store.append.results import ProducerProgress, PutResult
@@ -48,11 +49,14 @@ from hastore.store.state.crc_frame import FILE_BYTES_MAX, CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
 # If there are more producers, one becomes idle, or, while its records are not confirmed, once there
-# are twice as many: of the owner with most, the one that wrote least recently. If too many are
-# idle, one is dropped: of the owner with most, the one that became idle first. So no identity makes
-# the node forget the few producers of another one. The windows take at most 256 MiB, mostly 128,
-# and the idle ones 64 MiB and what Python needs for their objects, about 0.5 kB each.
+# are twice as many: the one that wrote least recently, of all if that was an hour ago, else of the
+# owner with most. If too many are idle, one is dropped: of the owner with most, the one that became
+# idle first. So no identity makes the node forget the few producers of another one, and producers
+# that have ended, as each run of a program leaves one, take no window from those that write.
+# The windows take at most 256 MiB, mostly 128, and the idle ones 64 MiB and what Python needs for
+# their objects, about 0.5 kB each.
 _MAX_PRODUCERS = 4096
+_QUIET_MS = 3_600_000.0  # longer than a put is repeated, but by a task of Spark
 _MAX_IDLE = 61_440
 _MAX_IDLE_NUMBERS = 1 << 22
 # No put waits long while many producers become idle, or for a snapshot: the parts of nearly all
@@ -80,10 +84,13 @@ class UnheldNumber(enum.Enum):
 class ProducerWindow:
     """The latest records of one producer in the log's order: `sequences[i]` is at `offsets[i]`."""
 
-    __slots__ = ("doubtful", "floor", "offsets", "owner", "packed", "sequences", "top")
+    __slots__ = (
+        "doubtful", "floor", "offsets", "owner", "packed", "sequences", "top", "wrote_ms",
+    )  # fmt: skip
 
     def __init__(self, owner: bytes) -> None:
         self.owner = owner  # the beginning of its ids; b"" if they belong to no identity
+        self.wrote_ms = 0.0  # when its last record was added, by the monotonic clock
         self.sequences = array("q")
         self.offsets = array("q")
         self.floor = -1  # the greatest sequence number that has left the window
@@ -259,11 +266,16 @@ class DedupWindow:
     """The windows of all producers; a Dispatcher. Thread-safe."""
 
     def __init__(
-        self, fs: FileSystem, root: str, confirmed: Callable[[], int] = lambda: 1 << 63
+        self,
+        fs: FileSystem,
+        root: str,
+        confirmed: Callable[[], int] = lambda: 1 << 63,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`confirmed` returns the offset below which no cut removes records."""
         self._fs = fs
         self._confirmed = confirmed
+        self._clock = clock
         self._path = f"{root}/hastore/idempotence"
         self._guard = threading.Lock()
         self._saving = threading.RLock()
@@ -358,6 +370,7 @@ class DedupWindow:
         if known is not None:
             self._producers.move_to_end(producer)
             self._owners.move_to_end(producer, known.owner)
+            known.wrote_ms = self._clock.monotonic_ms()
             self._before_change(known)
             return known
         known = self._idle.get(producer)
@@ -372,13 +385,16 @@ class DedupWindow:
 
     def _keep(self, producer: bytes, known: ProducerWindow) -> None:
         """Add a producer as the most recent; others may become idle, or be dropped."""
+        known.wrote_ms = now_ms = self._clock.monotonic_ms()
         self._producers[producer] = known
         self._owners.add(producer, known.owner)
         for _ in range(_IDLE_STEP):
             if len(self._producers) <= _MAX_PRODUCERS:
                 break
             # The record of the second producer begins where that of the first ends, or later.
-            first, second = self._owners.of_largest() or itertools.islice(self._producers, 2)
+            first, second = itertools.islice(self._producers, 2)
+            if self._producers[first].wrote_ms > now_ms - _QUIET_MS:
+                first, second = self._owners.of_largest() or (first, second)
             offsets = self._producers[second].offsets
             at = offsets[-1] if offsets else 0
             if at > self._confirmed() and len(self._producers) <= 2 * _MAX_PRODUCERS:
@@ -395,6 +411,9 @@ class DedupWindow:
         """Make a producer idle."""
         self._owners.remove(producer, known.owner)
         self._before_change(known)
+        self._add_idle(producer, known)
+
+    def _add_idle(self, producer: bytes, known: ProducerWindow) -> None:
         known.compact()
         known.pack(producer)
         self._idle[producer] = known
@@ -603,9 +622,10 @@ class DedupWindow:
         if found is None:
             return False
         end, restored = found
-        # Those that were idle come first. Of other owners some may have written before them.
-        restored.sort(key=lambda one: one[1].offsets[-1] if one[1].offsets else -1)
-        for producer, known in restored:
+        idle = max(0, len(restored) - _MAX_PRODUCERS)  # these come first
+        for producer, known in restored[:idle]:
+            self._add_idle(producer, known)
+        for producer, known in restored[idle:]:
             self._keep(producer, known)
         self.end_offset = end
         return True

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hastore.clock import SystemClock
 from hastore.errors import Status
 from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.protocol import api
@@ -21,6 +22,15 @@ from hastore.store.message_store import PutResult
 from hastore.store.state.crc_frame import FILE_BYTES_MAX
 from tests.store.faulty import FaultyFileSystem, NoticedLock
 from tests.store.kit import bodies, crash_copy, message, opened, put
+
+
+class Clock(SystemClock):
+    """A clock that a test moves."""
+
+    now_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
 
 
 def record(producer: str, sequence: int, offset: int) -> Dispatched:
@@ -298,6 +308,27 @@ def test_no_owner_of_many_producers_makes_the_node_forget_anothers(
         for number in range(200, 300):
             write(found, flood(number), 0)
         assert found.find(own("payer", 5), 5) == at[5]
+
+
+def test_producers_that_have_ended_take_no_room_from_those_that_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start of a process has a new id: the other owners come to have many, one by one."""
+    monkeypatch.setattr(dedup_window, "_MAX_PRODUCERS", 8)
+    clock = Clock()
+    REAL.make_dirs(f"{tmp_path}/hastore")
+    found = DedupWindow(REAL, str(tmp_path), clock=clock)
+    for turn in range(20):
+        busy = [own("payer", number) for number in range(5)]
+        for producer in [own(f"job{turn % 4}", turn), *busy]:
+            end, number = found.end_offset, 2 * turn
+            found.add_runs([(producer, [number, number + 1], [end, end + 10])], end + 20)
+        found.save()
+        restored = DedupWindow(REAL, str(tmp_path), clock=clock)
+        assert restored.load(found.end_offset, True) == found.end_offset
+        for each in (found, restored):
+            assert all(each.find(one, 2 * turn) != UnheldNumber.FORGOTTEN for one in busy)
+        clock.now_ms += 1_800_000
 
 
 def test_no_owner_of_many_numbers_makes_the_node_forget_an_idle_producer_of_anothers(
