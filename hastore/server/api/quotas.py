@@ -21,6 +21,9 @@ from hastore.clock import Clock
 from hastore.security.identity import Identity, Quota
 
 BURST_MS = 1_000.0
+# RocketMQ's orderly consumers ask for each new queue by a request of its own, and for those that
+# were refused again after 20 s.
+RECORDS_BURST_MS = 20_000.0
 COUNT_MS = 1_000.0  # a count of what is kept holds for so long: a put may have many new topics
 NEW_MS = 10_000.0  # what was let through counts for so long, also if nothing came of it
 NEW_MAX = 10_000
@@ -72,7 +75,7 @@ class Meter:
         These have as much again as the quota, for themselves: else one that pulls as much as it
         may would get no queues.
         """
-        return self._records_ms <= now_ms + BURST_MS
+        return self._records_ms <= now_ms + RECORDS_BURST_MS
 
     def record(self, size: int, now_ms: float) -> None:
         """Count such a request."""

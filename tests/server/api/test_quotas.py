@@ -17,6 +17,19 @@ from tests.server.api.test_access import ask, prove, put, record
 from tests.server.remoting.desk import VirtualClock
 
 
+def test_an_orderly_consumer_gets_its_queues_one_by_one() -> None:
+    """RocketMQ's asks for each by a request, and waits 20 s before it asks again."""
+    meter = Meter(Quota(requests_per_s=10))
+    got = [0, 0, 0]
+    for turn, queues in enumerate((200, 200, 1_000)):
+        for number in range(queues):
+            now = 20_000.0 * turn + number / 100
+            if meter.may_record(now):
+                meter.record(200, now)
+                got[turn] += 1
+    assert got[:2] == [200, 200] and got[2] < 210
+
+
 def test_a_second_s_worth_comes_at_once_and_more_must_wait() -> None:
     meter, now = Meter(Quota(requests_per_s=10)), 5_000.0
     assert [meter.ask(0, now, 0.0) for _ in range(11)] == [0.0] * 11
