@@ -27,13 +27,14 @@ def add_group_lag(
     known: dict[str, Ranges] = {}
     rest, others = 0, False
     for number, ((group, topic), places) in enumerate(positions.items()):
+        if not may_count(topic, group):
+            continue
         ranges = known.get(topic)
         if ranges is None:
             ranges = known[topic] = queues_of(topic)
         lag = lag_of(ranges, places)
         if number < PAIRS_MAX and (group, topic) != (OTHER, OTHER):
-            if may_count(topic, group):
-                page.add("hastore_consumer_lag_messages", lag, group, topic)
+            page.add("hastore_consumer_lag_messages", lag, group, topic)
         else:
             rest, others = rest + lag, True
     if others:
