@@ -397,6 +397,8 @@ class DedupWindow:
                 first, second = self._owners.of_largest() or (first, second)
             offsets = self._producers[second].offsets
             at = offsets[-1] if offsets else 0
+            if second == producer:  # its record is not added yet
+                at = max(at, self.end_offset)
             if at > self._confirmed() and len(self._producers) <= 2 * _MAX_PRODUCERS:
                 break
             self._rest(first, self._producers.pop(first))

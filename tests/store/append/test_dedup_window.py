@@ -512,6 +512,18 @@ def test_a_producer_does_not_become_idle_before_its_records_are_confirmed(
     assert found.progress(b"a") == (None, 0)  # in doubt, and it says so
 
 
+def test_the_second_of_an_owner_does_not_end_the_window_of_its_unconfirmed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup_window, "_MAX_PRODUCERS", 2)
+    found = DedupWindow(REAL, str(tmp_path), lambda: 30)
+    for producer in (own("b", 0), own("a", 0), own("a", 1)):
+        end = found.end_offset
+        found.add_runs([(producer, [0, 1, 2], [end, end + 10, end + 20])], end + 30)
+    found.truncate(50)
+    assert found.progress(own("a", 0)) == (1, None)  # exact after the cut
+
+
 def test_records_that_replay_added_are_not_added_by_their_put(tmp_path: Path) -> None:
     known = window(tmp_path)
     known.add_runs([(b"p", range(0, 600), range(0, 6000, 10))], 6000)  # replay was faster
