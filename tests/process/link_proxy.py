@@ -108,7 +108,9 @@ class LinkProxies(Network):
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         with self._rules:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
-            thread = threading.Thread(target=work, args=arguments, name="link proxy")
+            thread = threading.Thread(
+                target=work, args=arguments, name="link proxy", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
@@ -143,7 +145,9 @@ class LinkProxies(Network):
             if refused:
                 _shut(caller)
                 _shut(answerer)
-            back = threading.Thread(target=self._forward, args=(target, source, answerer, caller))
+            back = threading.Thread(
+                target=self._forward, args=(target, source, answerer, caller), daemon=True
+            )
             back.start()
             self._forward(source, target, caller, answerer)
             back.join()

@@ -6,6 +6,7 @@ from pyspark.errors import PySparkException
 
 from hastore.pipeline.delta import DeltaLog
 from tests.documents.blocks import blocks_of
+from tests.spark.late import is_late_process
 from tests.spark.stores import numbered, write_store
 
 pytestmark = pytest.mark.full
@@ -30,12 +31,17 @@ def test_a_batch_that_dies_before_or_after_its_commit_is_there_once(spark, tmp_p
             raise RuntimeError("it died")
 
     def run():
-        names = {"spark": spark}
-        exec(code, names)
-        try:
-            names["query"].processAllAvailable()
-        finally:
-            names["query"].stop()
+        while True:
+            names = {"spark": spark}
+            exec(code, names)
+            try:
+                names["query"].processAllAvailable()
+                return
+            except PySparkException as failed:
+                if not is_late_process(failed):
+                    raise
+            finally:
+                names["query"].stop()
 
     def rows():
         table = deltalake.DeltaTable(str(tmp_path / "out" / "flights")).to_pyarrow_table()
