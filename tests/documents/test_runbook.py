@@ -172,6 +172,7 @@ def test_a_disk_is_dead(shell: Shell) -> None:
     [(_, place)] = shell.ports.addresses(1).items()
     api, ha, http = place["api"].removeprefix("tcp://"), place["ha"], place["http"]
     with DISK as page:
+        page.says("hastore promote -c FILE")  # of a master: test_the_master_is_dead_...
         replace = page.says("hastore node replace DIR --node 3 --by 4")
         told = shell.run(replace, **{"DIR": shell.etc, "HOST:PORT": [api, ha, http]})
         settings = yaml.safe_load(dead.config.read_text())

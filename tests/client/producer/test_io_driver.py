@@ -17,6 +17,7 @@ from hastore import Producer
 from hastore.client import lifecycle
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.messages import SendResult, Status
+from hastore.client.producer import io_driver
 from hastore.client.producer.io_driver import IoDriver
 from hastore.errors import ClientError, OutcomeUnknown
 from hastore.record.codec import decode_record
@@ -44,12 +45,12 @@ def test_the_caller_of_a_single_put_drives_the_io(
         return real(self, *arguments)
 
     monkeypatch.setattr(SocketTransport, "send", send)
+    monkeypatch.setattr(io_driver, "IDLE_S", 600.0)  # also a slow caller comes in time
     with Producer([node.address]) as producer:
         for number in range(50):
             producer.send_sync("t", b"%d" % number)
         assert senders == {threading.current_thread().name}
-        time.sleep(0.2)  # no caller comes: the thread takes over
-        producer.send("t", b"50").result(60)
+        producer.send("t", b"50").result(60)  # wakes the thread, which takes over
         assert senders == {threading.current_thread().name, "ProducerSender"}
         producer.send_sync("t", b"51")
     assert bodies(node) == [b"%d" % number for number in range(52)]
