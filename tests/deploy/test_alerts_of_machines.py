@@ -91,10 +91,7 @@ def test_a_damaged_record(tmp_path: pathlib.Path) -> None:
             )  # fmt: skip
 
 
-@fires(
-    *("HastoreDiskFillsUp", "HastoreDiskFull", "HastoreSlaveLags", "HastoreProblems"),
-    "HastoreTooFewInSync",
-)
+@fires("HastoreDiskFillsUp", "HastoreDiskFull", "HastoreSlaveLags", "HastoreProblems")
 @pytest.mark.slow("the lag of a slave counts from 60 s on")
 def test_a_disk_that_fills_up(tmp_path: pathlib.Path, small_disk: pathlib.Path) -> None:
     with Group(tmp_path, store={"commitlog_file_size": "256KiB"}) as group:
