@@ -131,6 +131,9 @@ class StoreBrokenError(StoreError):
     """Bytes of the store are damaged or missing, or a sync failed; the store takes no writes."""
 
 
+STORE_CLOSED = "the store is closed: "  # how the reason of a node begins whose store has closed
+
+
 class StoreUncertainError(StoreBrokenError):
     """A write failed and its bytes could not be cleared; the next start may find the record."""
 

@@ -16,7 +16,8 @@ BEGIN, END = (
 )
 # What every package may import; the table does not repeat it.
 COMMON = (
-    *("errors", "bounded_log", "clock", "counters", "heap", "service", "addresses"),
+    *("errors", "bounded_log", "clock", "counters", "heap", "service", "shares"),
+    "addresses",
     "config.model",
 )
 
@@ -362,6 +363,7 @@ MODULES = {
     "counters": (),
     "heap": (),
     "service": (),
+    "shares": (),
     "bounded_log": ("clock",),
     "addresses": ("errors",),
     "__init__": ("client",),  # the public names

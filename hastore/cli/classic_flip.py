@@ -28,10 +28,9 @@ from hastore.cli.own_node import RolePlace
 from hastore.cli.promote_wait import Notes
 from hastore.client.messages import next_file_lack, replay_stop
 from hastore.config.model import Role
-from hastore.errors import HastoreError, PromotionRefused
+from hastore.errors import STORE_CLOSED, HastoreError, PromotionRefused
 
 CALL_OFF_S = 5.0  # how long a flip that has failed waits until it is called off
-STORE_CLOSED = "the store is closed: "  # how the reason of a node begins that a failed sync has
 NEAR_BYTES = 4 * 1024 * 1024  # what the wanted node may lack when its promotion begins
 
 

@@ -44,7 +44,7 @@ from hastore.ha.rules.epochs import (
     next_epoch,
     nothing_to_compare,
 )
-from hastore.ha.rules.following import parted
+from hastore.ha.rules.following import diverged
 from hastore.ha.rules.promotion import (
     PeerAnswer,
     Requirements,
@@ -114,7 +114,7 @@ class Promoter:
         replies = ask_all(member, Purpose.SURVEY)
         self._check_overtaken(replies)
         self._check_no_refusal(replies, flags)
-        problem = parted([own, *(r.hello for r in replies if r.hello is not None)])
+        problem = diverged([own, *(r.hello for r in replies if r.hello is not None)])
         if problem is not None and not flags.force_unclean:
             raise PromotionRefused(problem)
         _require_needed(flags, [r.node for r in replies if r.hello is not None])

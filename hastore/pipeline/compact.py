@@ -162,6 +162,7 @@ def compact_with(
                     raise StoreFullError(f"{full}. {has}") from full
                 published = published.plus(_publish(watch.start, opened, options, progress))
             again = publish_again(watch.start, opened, options, progress)
+            published = published.plus(again)
             files = opened.files()
             state = opened.state
             return CompactSummary(
@@ -173,10 +174,10 @@ def compact_with(
                 files=len(files),
                 bytes=sum(files.values()),
                 lost_messages=sum(one.messages for one in found.lost),
-                published=published.plus(again).rows,
+                published=published.rows,
                 published_again=again.rows,
-                dropped_headers=published.plus(again).dropped,
-                left_out=published.plus(again).left_out,
+                dropped_headers=published.dropped,
+                left_out=published.left_out,
                 seconds=watch.seconds,
             )
 

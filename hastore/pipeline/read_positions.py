@@ -18,7 +18,7 @@ from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.options.source_options import Strategy
-from hastore.spark.read.backend import Backend
+from hastore.spark.read.backend import Backend, spans_of
 from hastore.spark.read.clusters import is_of_cluster, number_in
 from hastore.spark.read.planning import select
 
@@ -111,8 +111,7 @@ def unread(
     group alone and the queues of a whole cluster, or the other way.
     """
     committed = positions_from_json(state.get("positions", {}))
-    readable = backend.readable(select(strategy, backend))
-    available = {key: one.span for key, one in readable.items()}
+    available = spans_of(backend.readable(select(strategy, backend)))
     _check_numbers(backend, available, committed)
     topics = frozenset(state.get(_ALL_QUEUES, ()))
     positions = _beginnings(backend, available, committed, topics) | committed

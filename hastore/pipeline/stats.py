@@ -30,6 +30,7 @@ from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import Start, Stopwatch, run_action
 from hastore.pipeline.where import Where
 from hastore.spark.options.offsets import parse_instant
+from hastore.spark.read.backend import spans_of
 from hastore.spark.read.planning import open_backend, select
 
 SAMPLE_MAX_S = 366 * 86_400.0
@@ -140,8 +141,7 @@ def _has_messages(where: Where, options: StatsOptions) -> bool:
     assert parsed.strategy is not None
     with open_backend(parsed) as backend:
         chosen = backend.readable(select(parsed.strategy, backend))
-        spans = {key: one.span for key, one in chosen.items()}
-        ranges = parsed.limits.resolve(spans, backend.offset_by_time)
+        ranges = parsed.limits.resolve(spans_of(chosen), backend.offset_by_time)
     return any(span.size for span in ranges.values())
 
 

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config, Flush, Role, StoreKind
-from hastore.errors import NotStoredError, Status, StoreError, StoreFullError, UsageError
+from hastore.errors import (
+    STORE_CLOSED,
+    NotStoredError,
+    Status,
+    StoreError,
+    StoreFullError,
+    UsageError,
+)
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, epoch_node, last_epoch
 from hastore.protocol.api import MapInfo
@@ -118,7 +125,7 @@ class BaseBackend:
         if self._stopping:
             return "the node is shutting down"
         if self.store.broken_reason is not None:
-            return f"the store is closed: {self.store.broken_reason}"
+            return f"{STORE_CLOSED}{self.store.broken_reason}"
         reason = self._role_reason()
         if reason is None and self._full:
             reason = self.store.no_room

@@ -6,7 +6,7 @@ would then give all later messages that wrong time, so the master goes on with i
 times fall. RocketMQ lets them fall at any time, and by little.
 
 Between two falls the times rise. So a lookup by time searches one such run after the other
-(`first_late` in derived/unit_files.py). If a RocketMQ broker's clock trembles, there are more falls
+(`first_late` in derived/unit_files.py). If a RocketMQ broker's clock jitters, there are more falls
 than are kept: the oldest small ones are left out then, and lookups there begin earlier than wanted.
 """
 

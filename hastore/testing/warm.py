@@ -92,7 +92,6 @@ class _Server:
         self._sock.close()
         self._process.wait()
 
-
     def leave(self) -> None:
         """Let the parent of this fork have it alone: it ends with the last who has its socket."""
         atexit.unregister(self.close)

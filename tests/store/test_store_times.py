@@ -303,7 +303,7 @@ def test_lookups_leave_no_message_out_where_a_brokers_clock_stepped_back_by_litt
 
 
 @both
-def test_a_clock_that_trembles_makes_lookups_begin_a_little_early(
+def test_a_clock_that_jitters_makes_lookups_begin_a_little_early(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More falls than are kept: the oldest small ones are left out, and no large one."""

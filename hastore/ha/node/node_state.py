@@ -181,16 +181,17 @@ class NodeState:
             mounted = bool(data.mount_id) and data.mount_id != mount_id
             changed = bool(data.boot_id) and (data.boot_id != boot_id or mounted)
             power_lost = changed and not data.clean_stop
+            unclean = power_lost and self._may_lack_acked(alone)
             if power_lost and data.boot_id == boot_id:
                 log.error(
                     "the store's file system was mounted anew without a clean stop of this node"
                     " before: what was not synced may be gone, as after a power loss%s",
-                    _UNCLEAN if data.ack_point == "written" and not alone else "",
+                    _UNCLEAN if unclean else "",
                 )
             self.save(
                 boot_id=boot_id,
                 mount_id=mount_id,
-                unclean=data.unclean or (power_lost and data.ack_point == "written" and not alone),
+                unclean=data.unclean or unclean,
                 epoch_over=data.epoch_over or power_lost,
                 ack_point=ack_point,
                 clean_stop=False,
@@ -228,13 +229,17 @@ class NodeState:
         """Record, durably, that the process before had a sync that failed: what was not synced may
         be gone, as after a power loss (`begin_boot`).
         """
-        unclean = self.data.ack_point == "written" and not alone
+        unclean = self._may_lack_acked(alone)
         log.error(
             "a sync has failed before this start: what was not synced may be gone, as after a"
             " power loss%s",
             _UNCLEAN if unclean else "",
         )
         self.save(unclean=self.data.unclean or unclean, epoch_over=True)
+
+    def _may_lack_acked(self, alone: bool) -> bool:
+        """Whether bytes that this node has acknowledged may be gone with what was not synced."""
+        return self.data.ack_point == "written" and not alone
 
     def note_doubt(self, end: int, *, alone: bool) -> None:
         """Record, durably, that the log is about to be cut at `end`, and what lies behind may have

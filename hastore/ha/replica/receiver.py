@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from hastore.errors import (
+    STORE_CLOSED,
     NoLogFileError,
     ProtocolError,
     StoreBrokenError,
@@ -26,7 +27,7 @@ def require_open(store: ReplicaLog) -> None:
     Its master would count it as in sync until something is put.
     """
     if store.broken_reason is not None:
-        raise StoreBrokenError(f"the store is closed: {store.broken_reason}")
+        raise StoreBrokenError(f"{STORE_CLOSED}{store.broken_reason}")
 
 
 class Receiver:

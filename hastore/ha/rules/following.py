@@ -98,7 +98,7 @@ def lacks_own_end(master: MasterView, hello: Hello) -> bool:
     return last_epoch(hello.history) == master.epoch and hello.max_offset > limit
 
 
-def parted(hellos: Sequence[Hello]) -> str | None:
+def diverged(hellos: Sequence[Hello]) -> str | None:
     """Say which master has written over the lost end of its log, while another of these nodes has
     that end: they have other messages of one epoch at equal offsets. A promotion would mix them.
 

@@ -23,6 +23,7 @@ import msgspec
 
 from hastore.errors import UsageError
 from hastore.record.hashes import java_hash_code
+from hastore.shares import Shares
 
 EXPIRED_MS = 120_000.0  # without a heartbeat
 MAX_HEARTBEAT_BYTES = 256 * 1024
@@ -34,7 +35,6 @@ MAX_EXPRESSION = 8 * 1024  # characters of a subscription's text
 MAX_BYTES = 64 * 1024 * 1024  # of all members, as estimated below
 _COST = 6  # bytes of memory for each byte of a heartbeat
 _MEMBER_BYTES = 2_000
-_MUCH = 0.8  # of the room: operators are told
 ALL_TAGS = "*"
 TAG, SQL92 = "TAG", "SQL92"
 # RocketMQ's enumerations: the C++ client sends their ordinal numbers.
@@ -271,7 +271,7 @@ class Membership(Generic[Key]):
         self._changed: dict[str, None] = {}
         self._changes = 0
         self._bytes = 0
-        self._owned: Counter[str] = Counter()  # bytes by owner
+        self._owned: Shares[str] = Shares()  # bytes by owner
 
     @property
     def memory_bytes(self) -> int:
@@ -338,16 +338,15 @@ class Membership(Generic[Key]):
     def _take(self, member: Member[Key], size: int) -> None:
         self._bytes += size
         if member.owner is not None:
-            self._owned[member.owner] += size
-            if not self._owned[member.owner]:
-                del self._owned[member.owner]
+            self._owned.change(member.owner, size)
 
     def problems(self) -> list[str]:
         """Return for the status that the room for clients is nearly used up; any thread may ask."""
         size = self._bytes
-        owner, own = max(list(self._owned.items()), key=lambda one: one[1], default=("", 0))
-        if size < _MUCH * MAX_BYTES and own < _MUCH * (MAX_BYTES - size + own) / 2:
+        crowding = self._owned.crowding(MAX_BYTES, size)
+        if crowding is None:
             return []
+        owner, own = crowding
         return [
             f"the clients that are registered take {size:,} bytes, {own:,} those of identity"
             f" {owner or '-'}; at most {MAX_BYTES:,} may be, and of an identity as many as are"

@@ -35,11 +35,11 @@ a failover may forget it. This module is pure; times are monotonic ms of this no
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from hastore.protocol.committed_positions import MAX_LOCKS, RecordedLocks
+from hastore.shares import Shares
 
 LOCK_MS = 60_000.0  # how long a lock lives without being renewed
 PROOF_MS = 5_000.0  # how old the proof may be that this node is the master
@@ -48,7 +48,6 @@ REPEAT_MS = 10 * 60_000.0  # when the record of a lock that is still held is rep
 LASTS_MS = 3 * REPEAT_MS  # a record older than that is of no lock that is still held
 
 TIDY_MS = 1_000.0  # so often at most all locks are looked at for want of room
-_MUCH = 0.8  # of the room: operators are told
 Queue = tuple[str, int]  # topic, queue id
 
 
@@ -100,7 +99,7 @@ class QueueLocks:
         self.epoch: int | None = None  # None: the records were not read yet
         self._locks: dict[str, dict[Queue, Lock]] = {}  # by group
         self._count = 0
-        self._owned: Counter[str] = Counter()  # locks by owner
+        self._owned: Shares[str] = Shares()  # locks by owner
         self._tidied_ms = -TIDY_MS
         self._since_ms = 0.0  # when this node has become the master, at the latest
         self._unknown_ms = -1.0  # until then a queue without a known lock may have a holder
@@ -122,7 +121,7 @@ class QueueLocks:
         self.epoch = epoch
         self._locks = {}
         self._count = 0
-        self._owned = Counter()
+        self._owned = Shares()
         self._proof_ms = -PROOF_MS
         self._since_ms = since_ms
         until_ms = since_ms + LOCK_MS + PROOF_MS
@@ -138,7 +137,7 @@ class QueueLocks:
         self.epoch = None
         self._locks = {}
         self._count = 0
-        self._owned = Counter()
+        self._owned = Shares()
         self._proof_ms = -PROOF_MS
 
     def prove(self, appended_ms: float) -> None:
@@ -200,7 +199,7 @@ class QueueLocks:
     def _own(self, lock: Lock, owner: str | None) -> None:
         lock.owner = owner
         if owner is not None:
-            self._owned[owner] += 1
+            self._owned.change(owner, 1)
 
     def _forget(self, of_group: dict[Queue, Lock], queue: Queue) -> None:
         lock = of_group.pop(queue, None)
@@ -208,9 +207,7 @@ class QueueLocks:
             return
         self._count -= 1
         if lock.owner is not None:
-            self._owned[lock.owner] -= 1
-            if not self._owned[lock.owner]:
-                del self._owned[lock.owner]
+            self._owned.change(lock.owner, -1)
 
     def _has_room(self, now_ms: float, owner: str | None, more: int) -> bool:
         """Whether there is room for one more lock of an owner, and `more` in all."""
@@ -230,9 +227,10 @@ class QueueLocks:
     def problems(self) -> list[str]:
         """Return for the status that the room for locks is nearly used up; any thread may ask."""
         count = self._count
-        owner, own = max(list(self._owned.items()), key=lambda one: one[1], default=("", 0))
-        if count < _MUCH * MAX_LOCKS and own < _MUCH * (MAX_LOCKS - count + own) / 2:
+        crowding = self._owned.crowding(MAX_LOCKS, count)
+        if crowding is None:
             return []
+        owner, own = crowding
         return [
             f"{count:,} locks of queues are held, {own:,} by identity {owner or '-'}; at most"
             f" {MAX_LOCKS:,} may be, and by an identity as many as are left: look at its consumers"

@@ -43,6 +43,13 @@ class ReadableRange(NamedTuple):
     last: Stored | None = None
 
 
+def spans_of(
+    found: Mapping[TopicPartition, ReadableRange],
+) -> dict[TopicPartition, OffsetRange]:
+    """Return the ranges alone."""
+    return {key: one.span for key, one in found.items()}
+
+
 class Backend(Listing, Protocol):
     """List queues and read ranges of them.
 

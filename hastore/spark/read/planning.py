@@ -13,7 +13,7 @@ from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
 from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
-from hastore.spark.read.backend import Backend, Head, Listing
+from hastore.spark.read.backend import Backend, Head, Listing, spans_of
 
 EVERYTHING = WantedMessages()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
@@ -98,8 +98,7 @@ def plan(
         start, end = backend.log_range()
         return list(_plan_log(start, end, options, wanted))
     chosen = backend.readable(select(options.strategy, backend))
-    spans = {key: one.span for key, one in chosen.items()}
-    ranges = options.limits.resolve(spans, backend.offset_by_time)
+    ranges = options.limits.resolve(spans_of(chosen), backend.offset_by_time)
     if wanted != EVERYTHING:
         ranges = prune(ranges, wanted, backend.offset_by_time)
     pieces = split_queues(

@@ -401,7 +401,7 @@ class DedupWindow:
                 at = max(at, self.end_offset)
             if at > self._confirmed() and len(self._producers) <= 2 * _MAX_PRODUCERS:
                 break
-            self._rest(first, self._producers.pop(first))
+            self._make_idle(first, self._producers.pop(first))
         while len(self._idle) > _MAX_IDLE:
             names = self._idle_owners.of_largest()
             self._drop_idle(names[0] if names else next(iter(self._idle)))
@@ -409,7 +409,7 @@ class DedupWindow:
             owner, _ = self._idle_sizes.largest()
             self._drop_idle(self._idle_owners.first(owner))
 
-    def _rest(self, producer: bytes, known: ProducerWindow) -> None:
+    def _make_idle(self, producer: bytes, known: ProducerWindow) -> None:
         """Make a producer idle."""
         self._owners.remove(producer, known.owner)
         self._before_change(known)

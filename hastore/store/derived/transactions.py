@@ -31,7 +31,7 @@ been read.
 """
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
@@ -56,6 +56,7 @@ from hastore.record.transactions import (
     half_in,
     identity_in,
 )
+from hastore.shares import Shares
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.contract import (
     Dispatched,
@@ -73,7 +74,6 @@ EARLIER_MAX = 64  # half messages of one transaction, beside the last
 _STEP_BYTES = 4 << 20  # of the log between two states, while transactions change
 _QUIET_STEP_BYTES = 64 << 20  # and else
 _STEP_FACTOR = 64  # of a large state's own bytes
-_MUCH = 0.8  # of the room: operators are told
 _KEPT = 16  # states; then every second one of the older half goes
 _KEPT_BYTES = 32 << 20
 _FRAME = CrcFrame(b"HSTX", 1)
@@ -119,7 +119,7 @@ class OpenTransactions:
     def _set(self, state: _State) -> None:
         open_ = {half.offset: half for half in state.halves}
         self._open: dict[int, Half] = open_  # by the offset of the last half message
-        self._of_topic = Counter(half.topic or b"" for half in state.halves)
+        self._of_topic = Shares(half.topic or b"" for half in state.halves)
         self._of_identity = {half.identity: half.offset for half in state.halves if half.key}
         self._of_offset = {at: half.offset for half in state.halves for at in half.offsets}
         self._of_place = {place: half.offset for half in state.halves for place in half.places}
@@ -169,16 +169,14 @@ class OpenTransactions:
 
     def problems(self) -> list[str]:
         """Return for the status that the room for open transactions is nearly used up."""
-        topics = list(self._of_topic.items())
-        if not topics:
-            return []
-        topic, own = max(topics, key=lambda one: one[1])
         count = len(self._open)
-        # Beside the others' transactions a topic may have half of what they leave.
-        if count < _MUCH * OPEN_MAX and own < _MUCH * (OPEN_MAX - count + own) / 2:
+        crowding = self._of_topic.crowding(OPEN_MAX, count)
+        if crowding is None:
             return []
+        topic, own = crowding
+        name = (topic or b"").decode("utf-8", "replace")
         return [
-            f"{count:,} transactions are open, {own:,} of topic {topic.decode('utf-8', 'replace')};"
+            f"{count:,} transactions are open, {own:,} of topic {name};"
             f" at most {OPEN_MAX:,} may be, and of a topic as many as are left: see that its"
             " producers end them"
         ]
@@ -291,7 +289,7 @@ class OpenTransactions:
             said.immunity_s, said.identity.key, earlier, said.identity.group, said.identity.topic,
         )  # fmt: skip
         self._open[half.offset] = half
-        self._of_topic[half.topic or b""] += 1
+        self._of_topic.change(half.topic or b"", 1)
         for offset in half.offsets:
             self._of_offset[offset] = half.offset
         for place in half.places:
@@ -350,12 +348,8 @@ class OpenTransactions:
             del self._of_identity[half.identity]
 
     def _remove(self, half: Half) -> None:
-        if self._open.pop(half.offset, None) is None:
-            return
-        topic = half.topic or b""
-        self._of_topic[topic] -= 1
-        if not self._of_topic[topic]:
-            del self._of_topic[topic]
+        if self._open.pop(half.offset, None) is not None:
+            self._of_topic.change(half.topic or b"", -1)
 
     def _take_places(self, record: Dispatched) -> bool:
         """Take the list of half messages that have ended."""

@@ -10,7 +10,7 @@ from hastore.ha.rules.following import (
     answer_follow,
     check_identity,
     cut_loses_confirmed,
-    parted,
+    diverged,
 )
 from hastore.protocol.hello import Refused, Resync, RewindTo, StreamFrom
 from tests.ha.rules.test_epochs import histories, model_common
@@ -173,7 +173,7 @@ def test_no_promotion_mixes_what_a_master_has_written_over():
     over = slave(node=1, history=(ONE, TWO), max_offset=900, unmet={2: 700})
     tail = {"node": 2, "history": (ONE, TWO), "max_offset": 800}
     for hellos in ([over, slave(**tail)], [slave(node=3), slave(**tail), over]):
-        assert "nodes 1 and 2 have other messages" in str(parted(hellos))
+        assert "nodes 1 and 2 have other messages" in str(diverged(hellos))
     for healthy in (
         slave(**{**tail, "max_offset": 700}),
         slave(**{**tail, "history": (ONE,)}),
@@ -181,6 +181,6 @@ def test_no_promotion_mixes_what_a_master_has_written_over():
         slave(**tail, unclean=True),  # it may be restored from a backup of another node
         slave(**tail, promised_epoch=TWO.epoch + 65536),  # it may have copied this from another
     ):
-        assert parted([over, healthy]) is None
+        assert diverged([over, healthy]) is None
     unwritten = slave(node=1, history=(ONE, TWO), max_offset=700, unmet={2: 700})
-    assert parted([unwritten, slave(**tail)]) is None  # the master fetches what node 2 has
+    assert diverged([unwritten, slave(**tail)]) is None  # the master fetches what node 2 has
