@@ -64,8 +64,13 @@ class Clients(JavaProcess):
         return f"{name}-{self.name}-{next(self._numbers)}"
 
     def producer(self, site: Site, **options: Any) -> str:
-        """Start a producer; return its name."""
+        """Start a producer; return its name.
+
+        It waits for an answer as long as a loaded machine may need. RocketMQ's own 3 s are too
+        few for a broker that makes a topic. Tests of failover pass them as `timeout_ms`.
+        """
         name = self.unique("producer")
+        options = {"timeout_ms": 60_000, **options}
         self.call("producer.start", name=name, namesrv=site.namesrv, **options)
         return name
 

@@ -73,7 +73,7 @@ class Walk:
 
     def produce(self, place: str, at: str) -> None:
         """Start a producer application at a site, and wait until it is under way."""
-        producer = self.jvm.producer(self.sites[at])
+        producer = self.jvm.producer(self.sites[at], timeout_ms=3_000)
         self.jvm.call(
             "load.start", load=place, name=producer, topic=TOPIC, streams=STREAMS,
             every_ms=EVERY_MS,

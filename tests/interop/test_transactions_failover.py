@@ -87,7 +87,9 @@ def test_each_committed_message_is_there_once(tmp_path, mode):
         senders = []
         for number, (group, jvm) in enumerate(jvms.items()):
             for half in range(2):
-                producer = jvm.producer(place, group=f"{group}-{half}", transactions=True)
+                producer = jvm.producer(
+                    place, group=f"{group}-{half}", transactions=True, timeout_ms=3_000
+                )
                 numbers = range(number * 2 + half, COUNT, 4)
                 senders.append(Sender(jvm, producer, numbers, random.Random(rng.random()), pace))
         consumer = jvms["p5"].push(place, "all", TOPIC)

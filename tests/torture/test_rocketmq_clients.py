@@ -63,7 +63,8 @@ class JavaLoad:
 
     def start(self):
         for topic, jvm in self._jvms.items():
-            producer, ordered = jvm.producer(self._site), is_ordered(topic)
+            producer = jvm.producer(self._site, timeout_ms=3_000)
+            ordered = is_ordered(topic)
             self._consumers[topic] = [
                 jvm.push(self._site, f"of-{topic}", topic, orderly=ordered, compact=True)
                 for _ in range(2)
