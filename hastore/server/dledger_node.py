@@ -11,6 +11,7 @@ from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.joining import refuse_lost_identity
 from hastore.dledger.driver.requests import RequestFile, RequestOutcome
+from hastore.dledger.links.channel import LinkTimes
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.mmap_file_store import (
     DLedgerMemoryStore,
@@ -99,6 +100,7 @@ class DLedgerNode(BaseNode):
             clock,
             self.transfer,
             RequestFile(fs, root, clock, on_outcome=self._request_ended),
+            times=LinkTimes.of_election(config.dledger.election_timeout_ms),
             on_failure=fail,
         )
         self.retention = RetentionService(

@@ -64,6 +64,18 @@ def test_the_settings_of_the_file_are_those_of_the_core_with_the_same_defaults()
     assert used == set(values.values()), "a key of the file reaches no setting, or two do"
 
 
+def test_a_link_bears_the_silence_that_the_elections_of_the_file_bear(
+    tmp_path: pathlib.Path,
+) -> None:
+    config = group_of_one(tmp_path / "s")
+    slow = DLedgerConfig(election_timeout_ms=10_000, append_timeout_ms=10_000)
+    patient = msgspec.structs.replace(config, dledger=slow)
+    for changed, silence_ms in ((config, 3_000), (patient, 60_000)):
+        times = DLedgerNode(changed, lambda: None).driver.links.times
+        assert times.silence_ms == silence_ms
+        assert times.keep_alive_ms == 750, "the other end may still have the times of another file"
+
+
 @pytest.mark.parametrize(
     ("store", "level"),
     [

@@ -34,21 +34,28 @@ from hastore.service import OnFailure
 QUEUE_MESSAGES_MAX = 4_096
 QUEUE_LOG_BYTES_MAX = 32 << 20  # bytes of the log that the queued appends name
 PROGRESS_BYTES = 64 * 1024
+LEAST_SILENCE_MS = 3_000.0
+SILENT_ELECTIONS = 6  # election timeouts
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTimes:
     """The times of a link, in milliseconds; all nodes of a group should have the same."""
 
-    silence_ms: float = 3_000  # a link is closed after so long without a sign of life
+    silence_ms: float = LEAST_SILENCE_MS  # a link is closed after so long without a sign of life
     hello_ms: float = 2_000  # a call and its HELLO end within this time
     retry_least_ms: float = 50
     retry_most_ms: float = 500
 
+    @classmethod
+    def of_election(cls, election_timeout_ms: float) -> "LinkTimes":
+        """Return the times for a group: a link outlives whatever its elections wait for."""
+        return cls(silence_ms=max(LEAST_SILENCE_MS, SILENT_ELECTIONS * election_timeout_ms))
+
     @property
     def keep_alive_ms(self) -> float:
-        """A link is never silent for longer."""
-        return self.silence_ms / 4
+        """A link is never silent for longer, whatever silence the other end bears."""
+        return min(self.silence_ms, LEAST_SILENCE_MS) / 4
 
 
 DEFAULT_TIMES = LinkTimes()
