@@ -199,7 +199,8 @@ class MemberState:
             return False
         self.committed_index = index
         update.committed_index = index
-        self._note_own_removal(update)
+        if self.is_leader:  # else a leader that knows of all this serves the node, perhaps again
+            self._note_own_removal(update)
         return True
 
     # -- removed nodes -----------------------------------------------------------------------------
