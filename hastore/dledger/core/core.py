@@ -51,6 +51,7 @@ from hastore.dledger.core.events import (
     Role,
     Settings,
     Start,
+    SyncHangs,
     Tick,
     ToldRemoved,
     Transfer,
@@ -121,6 +122,7 @@ class DLedgerCore:
             Persisted: self._on_persisted,
             DiskFull: self._on_disk_full,
             ReplayBlocked: self._on_blocked,
+            SyncHangs: self._on_sync_hangs,
             ToldRemoved: self._on_told_removed,
             Retained: self._on_retained,
             Transfer: self._on_transfer,
@@ -223,6 +225,11 @@ class DLedgerCore:
     def blocked(self) -> bool:
         """Whether replay has stopped, as the last ReplayBlocked said."""
         return self._state.blocked
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a sync does not return, as the last SyncHangs said."""
+        return self._state.hangs
 
     @property
     def preferences(self) -> tuple[tuple[int, int], ...]:
@@ -348,6 +355,9 @@ class DLedgerCore:
             check_message(message)
         except ProtocolError:
             return  # the link has reported it, and closes; no message of a peer may end this node
+        is_vote = isinstance(message, VoteRequest)
+        if self._state.hangs and (is_vote or message.term > self._state.term):
+            return  # a vote and a term are saved first; it takes part again when the sync returns
         if isinstance(message, VoteRequest):
             self._on_vote_request(peer, message, update)
         elif isinstance(message, _FROM_LEADER):
@@ -391,6 +401,11 @@ class DLedgerCore:
     def _on_blocked(self, event: ReplayBlocked, update: Update) -> None:
         if self._state.blocked != event.blocked:
             self._state.blocked = event.blocked
+            self._elector.wait(self._now_ms)
+
+    def _on_sync_hangs(self, event: SyncHangs, update: Update) -> None:
+        if self._state.hangs != event.hangs:
+            self._state.hangs = event.hangs
             self._elector.wait(self._now_ms)
 
     def _on_told_removed(self, event: ToldRemoved, update: Update) -> None:
@@ -517,9 +532,9 @@ class DLedgerCore:
         state.note_return(message.term, committed, update)
         self._elector.heard_leader(self._now_ms)
         if isinstance(message, TakeLeadership):
-            if self._elector.may_campaign() and not state.blocked:
+            if self._elector.may_campaign() and state.able:
                 self._campaign(update, pre=False, transfer=True)
-            elif state.disk_full or state.blocked:
+            elif state.disk_full or not state.able:
                 answer = self._handler.answer(PushType.COMMIT, Code.DISK_FULL)
                 self._send(peer, answer, update)
         elif isinstance(message, HeartBeatRequest):
@@ -566,7 +581,7 @@ class DLedgerCore:
         state = self._state
         return HeartBeatResponse(
             state.term, request.round, code, state.remembers,
-            able=not state.blocked, preferred=self.settings.preferred_leader or NO_NODE,
+            able=state.able, preferred=self.settings.preferred_leader or NO_NODE,
         )  # fmt: skip
 
     # -- after each event --------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class EntryDispatcher:
         self.answered = False  # in this term, with what it remembers
         self.match_index = NO_INDEX  # the last entry that the follower has durably
         self.full = False  # the follower's disk
-        self.able = True  # False: the follower's replay has stopped
+        self.able = True  # False: the follower's replay has stopped, or its disk hangs
         self.readers = False  # readers wait at the follower
         self.preferred = NO_NODE  # whom the follower prefers as leader; it may be of a version
         # that does not say it

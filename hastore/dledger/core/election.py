@@ -7,14 +7,14 @@ its leader refuses (REJECT_ALREADY_HAS_LEADER). A vote is in the hard state of t
 carries it. A node that has lost its disk neither asks nor votes. A node whose replay has stopped
 could take no puts as leader, so it asks BLOCKED_PATIENCE election timeouts later than the others:
 only if none of them can win, as when it alone has what is committed. It then hands over to one that
-can serve, once that has everything.
+can serve, once that has everything. A node whose syncs hang could not save a vote: it neither asks
+nor votes until they return.
 
-A transfer is begun by the operator, to the preferred leader, or away from a node whose disk is full
-or whose replay has stopped. The leader
-refuses puts (LEADER_TRANSFERRING) until the transferee has every entry, then sends it
-TakeLeadership. The transferee starts an election without a pre-vote; members vote for it although
-they hear the old leader. If that takes longer than transfer_timeout_ms, or the transferee says that
-it cannot serve, the leader goes on.
+A transfer is begun by the operator, to the preferred leader, or away from a node whose disk is
+full, whose replay has stopped, or whose syncs hang. The leader refuses puts (LEADER_TRANSFERRING)
+until the transferee has every entry, then sends it TakeLeadership. The transferee starts an
+election without a pre-vote; members vote for it although they hear the old leader. If that takes
+longer than transfer_timeout_ms, or the transferee says that it cannot serve, the leader goes on.
 
 The preferred leader is what each node has in its configuration, and they may contradict each other.
 So a leader stays for TENURE election timeouts before it hands over to the preferred one, twice as
@@ -102,7 +102,7 @@ class LeaderElector:
         """
         state = self._state
         member = state.node in state.members or state.node in state.committed_members
-        able = state.remembers and not state.disk_full
+        able = state.remembers and not state.disk_full and not state.hangs
         return member and able and state.removed is None
 
     def campaign(self, now_ms: float, update: Update, *, pre: bool, transfer: bool = False) -> bool:
@@ -226,7 +226,10 @@ class LeadershipTransfer:
         if follower.full:
             return f"the disk of node {to} is full"
         if not follower.able:
-            return f"node {to} could not take puts: its replay has stopped, see its `problems`"
+            return (
+                f"node {to} could not take puts: its replay has stopped, or its disk hangs, see its"
+                " `problems`"
+            )
         if follower.recall_index is not None:
             return f"node {to} has lost its disk and is still catching up"
         if not follower.is_sending() or follower.match_index < 0:
@@ -268,7 +271,8 @@ class LeadershipTransfer:
         elif follower.full:
             self._give_up(now_ms, f"the disk of node {running.to} is full", update)
         elif not follower.able:
-            self._give_up(now_ms, f"the replay of node {running.to} has stopped", update)
+            why = f"the replay of node {running.to} has stopped, or its disk hangs"
+            self._give_up(now_ms, why, update)
         elif not running.sent:
             if follower.match_index == self._state.ledger_end_index:
                 running.sent = True
@@ -276,10 +280,12 @@ class LeadershipTransfer:
 
     def _begin_by_itself(self, now_ms: float, followers: dict[int, EntryDispatcher]) -> None:
         state, preferred = self._state, self._settings.preferred_leader
-        unable = state.disk_full or state.blocked
+        unable = state.disk_full or not state.able
         # A leader that cannot serve has little to lose by another attempt.
         pause_ms = self._settings.transfer_timeout_ms if unable else AGAIN_AFTER_MS
         if now_ms < self._failed_ms + pause_ms:
+            return
+        if state.hangs and not self._goes_on_without_this(followers, now_ms):
             return
         if unable:
             able = [one for one in followers if self.refusal(one, followers[one], now_ms) is None]
@@ -294,6 +300,18 @@ class LeadershipTransfer:
             agrees = follower.preferred in (NO_NODE, preferred)
             if agrees and self.refusal(preferred, follower, now_ms) is None:
                 self.begin(preferred, None, now_ms, preferred=True)
+
+    def _goes_on_without_this(self, followers: dict[int, EntryDispatcher], now_ms: float) -> bool:
+        """Whether a majority answers without this node, which cannot give its vote now."""
+        state, since_ms = self._state, now_ms - self._settings.election_timeout_ms
+        works = [
+            one
+            for one in state.peers
+            if one not in state.down
+            and followers[one].heard_ms > since_ms
+            and not followers[one].is_silent(now_ms)
+        ]
+        return len(works) >= state.quorum
 
     def _give_up(self, now_ms: float, reason: str, update: Update) -> None:
         running = self.running

@@ -181,6 +181,19 @@ class ReplayBlocked:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncHangs:
+    """A sync of the log does not return (`hangs`), or has returned.
+
+    Whatever else such a node wrote durably could not return either, and would hold up the node: it
+    asks for no votes, and takes no part in a vote or in a later term. As a leader it yields, if a
+    majority of the others can go on without it.
+    """
+
+    now_ms: float
+    hangs: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ToldRemoved:
     """A node refuses a link: a committed list (index, term, members) leaves out this node."""
 
@@ -236,6 +249,7 @@ Event = (
     | Persisted
     | DiskFull
     | ReplayBlocked
+    | SyncHangs
     | ToldRemoved
     | Retained
     | Transfer

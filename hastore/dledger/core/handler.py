@@ -59,7 +59,7 @@ class EntryHandler:
             self._answered_index = max(self._answered_index, index)
         return PushResponse(
             state.term, push, code, index, begin, end,
-            remembers=state.remembers, able=not state.blocked,
+            remembers=state.remembers, able=state.able,
         )  # fmt: skip
 
     @property
@@ -170,7 +170,7 @@ class EntryHandler:
             state.save(update)
         # The leader sends this only to a follower that it believes to have everything.
         lacks = self.matched_index < request.committed_index
-        room = Code.DISK_FULL if state.disk_full or state.blocked else Code.SUCCESS
+        room = Code.DISK_FULL if state.disk_full or not state.able else Code.SUCCESS
         code = Code.INCONSISTENT_STATE if lacks else room
         return self.answer(PushType.COMMIT, code, state.committed_index)
 

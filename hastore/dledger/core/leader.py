@@ -351,7 +351,7 @@ class Leader:
         if state.node not in state.members:
             return  # it hands over as soon as that is committed
         self.learners.note(self.dispatchers, now_ms)
-        if state.disk_full or self.transfer.running is not None:
+        if state.disk_full or state.hangs or self.transfer.running is not None:
             return
         group = self.learners.next_list(self.dispatchers, now_ms)
         if group is not None:

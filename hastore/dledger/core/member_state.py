@@ -50,6 +50,7 @@ class MemberState:
         # The committed list that has left out this node, until a leader is heard again.
         self.removed = start.removed
         self.blocked = False  # replay has stopped: as leader this node could not take puts
+        self.hangs = False  # a sync of the log does not return
         self.cuts = 0  # how often the log was cut since the start
         self.down: set[int] = set()  # peers whose link is closed
         self.first_members = tuple(sorted(set(start.members)))
@@ -121,6 +122,11 @@ class MemberState:
     def changing(self) -> bool:
         """Whether the last member list is not known to be committed."""
         return bool(self.member_lists) and self.member_lists[-1].index > self.committed_index
+
+    @property
+    def able(self) -> bool:
+        """Whether this node could serve as leader, if its disk has room."""
+        return not (self.blocked or self.hangs)
 
     @property
     def is_leader(self) -> bool:

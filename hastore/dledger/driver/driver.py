@@ -52,6 +52,7 @@ from hastore.dledger.core.events import (
     Settings,
     Settled,
     Start,
+    SyncHangs,
     Tick,
     ToldRemoved,
     Transfer,
@@ -406,7 +407,10 @@ class DLedgerDriver(Service):
             if peer in self.counts.round_trips.waiting and self.core is not None:
                 mark = self.core.water_marks.get(peer, NO_ANSWER)
                 self.counts.round_trips.reported(peer, mark, now)
-            syncs = self._syncs.claim(now, sum([len(data) for _, data in messages if data]))
+            # Not what a leader has just appended: if its disk hung, the others' answers on this
+            # link, which may be all that a commit lacks, would not be read.
+            size = sum([len(data) for _, data in messages if data])
+            syncs = not self.is_leader and self._syncs.claim(now, size)
             self._finish()
         self._calls.run()
         if syncs:
@@ -791,6 +795,9 @@ class DLedgerDriver(Service):
         core, blocked = self.core, self.store.messages.replay.blocked_reason is not None
         if core is not None and core.blocked != blocked:
             self._do(ReplayBlocked(self._clock.monotonic_ms(), blocked))
+        hangs = self._syncs.enabled and self.store.messages.flush_service.sync_problem is not None
+        if core is not None and core.hangs != hangs:
+            self._do(SyncHangs(self._clock.monotonic_ms(), hangs))
         if self.core is not None:
             self.links.follow_members()
             self._requests.run_next()

@@ -36,7 +36,7 @@ Commands:
                                     replaces 3
     hold 1, persist 1 [INDEX]       entries become durable only with `persist`
     crash 1                         what is not durable is lost; wipe 1: everything is
-    full 1 yes|no, blocked 1 yes|no (replay), retain 1 INDEX
+    full 1 yes|no, blocked 1 yes|no (replay), hangs 1 yes|no (its syncs), retain 1 INDEX
     send 1>2 MESSAGE                queue a message that no core has sent, as Python
     show [1,2]                      the state of the nodes
     quiet COMMAND                   do it, but show only a summary
@@ -63,6 +63,7 @@ from hastore.dledger.core.events import (
     Role,
     Settings,
     Start,
+    SyncHangs,
     Tick,
     Transfer,
 )
@@ -489,6 +490,9 @@ class Runner:
 
     def do_blocked(self, words):
         self.world.step(int(words[0]), ReplayBlocked(self.world.now_ms, words[1] == "yes"))
+
+    def do_hangs(self, words):
+        self.world.step(int(words[0]), SyncHangs(self.world.now_ms, words[1] == "yes"))
 
     def do_retain(self, words):
         world, node, index = self.world, int(words[0]), int(words[1])

@@ -393,6 +393,83 @@ def test_a_follower_with_a_failed_sync_neither_votes_nor_acknowledges(group, mon
         follower.stop()
 
 
+def hang(node, monkeypatch):
+    """Let no sync and no save of the node's disk return until the test calls what this returns.
+
+    The second value says whether something waits.
+    """
+    returns, hangs = threading.Event(), threading.Event()
+
+    def held(real):
+        def wait(*args, **options):
+            hangs.set()
+            assert returns.wait(120)
+            return real(*args, **options)
+
+        return wait
+
+    queue = node.store.messages.log.queue
+    monkeypatch.setattr(queue, "sync", held(queue.sync))
+    monkeypatch.setattr(node.store, "save_hard_state", held(node.store.save_hard_state))
+    return returns.set, hangs
+
+
+def test_a_leader_whose_disk_hangs_hands_over_and_can_still_be_asked(group, monkeypatch):
+    monkeypatch.setattr("hastore.store.log.flush.HANGS_MS", 200.0)
+    leader = group.leader()
+    followed(leader)
+    end, hangs = hang(leader, monkeypatch)
+    assert leader.put_confirmed(b"x")[0] == "PUT_OK", "the other two are a majority"
+    assert hangs.wait(60)
+    following = group.leader(but=leader)
+    assert following.put_confirmed(b"y")[0] == "PUT_OK"
+    wait_for(lambda: leader.driver.status()["leader"] is None, "it has stepped down")
+    assert leader.driver.core.term < following.driver.core.term, "it could not save a term"
+    assert leader.driver.core.hangs and "sync" in leader.store.messages.flush_service.sync_problem
+    end()
+    equal_logs(group)
+    assert leader.driver.core.term == following.driver.core.term
+
+
+def test_a_leader_without_a_majority_beside_its_hanging_disk_goes_on(group, monkeypatch):
+    """It could not give another one the vote that this one would need."""
+    monkeypatch.setattr("hastore.store.log.flush.HANGS_MS", 200.0)
+    leader = group.leader()
+    followed(leader)
+    next(node for node in group.running if node is not leader).kill()
+    end, _ = hang(leader, monkeypatch)
+    term = leader.driver.open_term
+    leader.put(b"x")
+    wait_for(lambda: leader.driver.core.hangs, "the hang is noticed")
+    rounds = leader.driver.core._leader.reads
+    later = rounds.round + 15
+    wait_for(lambda: rounds.round > later, "time for a transfer")
+    assert leader.driver.core.role is Role.LEADER and leader.driver.open_term == term
+    end()
+    assert leader.put_confirmed(b"y")[0] == "PUT_OK"
+
+
+def test_answers_to_a_leader_are_read_while_its_own_entry_is_synced(group, monkeypatch):
+    """A link's thread that synced it would not read what its peer has confirmed meanwhile."""
+    leader = group.committed_leader()
+    followed(leader)
+    end, hangs = hang(leader, monkeypatch)
+    core, own = leader.driver.core, []
+    answer = core._leader.on_answer
+
+    def on_answer(peer, message, now_ms, update):
+        if not own:  # as for a learner that becomes a member, or a peer that lost its disk
+            own.append(peer)
+            core._leader._append_own(None, update)
+        answer(peer, message, now_ms, update)
+
+    monkeypatch.setattr(core._leader, "on_answer", on_answer)
+    assert hangs.wait(60)
+    assert leader.put_confirmed(b"x")[0] == "PUT_OK"
+    end()
+    equal_logs(group)
+
+
 @pytest.mark.parametrize("failure", [UsageError("it is committed"), ValueError("a defect")])
 def test_a_store_that_contradicts_the_core_makes_the_node_leave(group, monkeypatch, failure):
     leader = group.leader()
