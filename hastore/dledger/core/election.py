@@ -223,6 +223,8 @@ class LeadershipTransfer:
             return f"there is no link to node {to}"
         if now_ms - follower.heard_ms > self._settings.election_timeout_ms:
             return f"node {to} does not answer"
+        if follower.is_silent(now_ms):  # puts would be refused meanwhile, in vain
+            return f"node {to} takes nothing of what it lacks: look at its disk"
         if follower.full:
             return f"the disk of node {to} is full"
         if not follower.able:
