@@ -210,6 +210,10 @@ class EntryDispatcher:
             since_ms = min(since_ms, self._behind_ms)
         return now_ms - since_ms > self._settings.append_timeout_ms
 
+    def takes(self, now_ms: float) -> bool:
+        """Whether the follower's disk takes entries, as far as it is known."""
+        return not self.full and not self.is_silent(now_ms)
+
     def pump(self, now_ms: float, stored_end: int, update: Update) -> None:
         """Send what is due. Entries behind `stored_end` get into the store after this step."""
         if self.match_index >= self._own.ledger_end_index:

@@ -226,14 +226,17 @@ class Leader:
     def _unheard(self, members: tuple[int, ...], now_ms: float) -> str | None:
         """Return why a list would end this leadership soon.
 
-        The answers of a node that has lost its disk do not count.
+        The answers of a node that has lost its disk, or takes no entries, do not count.
         """
         answering = self.learners.answering(self.dispatchers, now_ms)
-        unheard = set(members) - answering - {self._state.node}
+        unheard = set(members) - answering
         if 2 * (len(members) - len(unheard)) > len(members):
             return None
         without = listed(unheard)
-        return f"no majority of the new list answers, without these nodes: {without}; try again"
+        return (
+            "no majority of the new list answers and takes entries, without these nodes: "
+            f"{without}; look at them, and try again"
+        )
 
     def learner_waits(self, learner: int, now_ms: float) -> str | None:
         """Return why a learner is not made a member now; None: it is."""

@@ -64,14 +64,19 @@ class Learners:
                 current.keeps_up = False
 
     def answering(self, followers: Mapping[int, EntryDispatcher], now_ms: float) -> set[int]:
-        """Return the nodes that work, with this one; not those that have lost their disk."""
+        """Return the nodes that answer and take entries, with this one if its disk does not hang.
+
+        Not those that have lost their disk. One whose disk is full or hangs commits nothing.
+        """
         since_ms = now_ms - self._timeout_ms
-        heard = {
+        works = {
             one
             for one, follower in followers.items()
             if follower.answered and follower.heard_ms > since_ms and follower.recall_index is None
+            if follower.takes(now_ms)
         }
-        return heard - self._state.down | {self._state.node}
+        own = set() if self._state.hangs else {self._state.node}
+        return works - self._state.down | own
 
     def next_list(
         self, followers: Mapping[int, EntryDispatcher], now_ms: float
@@ -91,10 +96,12 @@ class Learners:
                 members = tuple(sorted((*group.members, learner)))
                 return group._replace(members=members, learners=others)
             for gone in group.leaving:
-                silent = gone in followers and now_ms - followers[gone].heard_ms >= self._timeout_ms
-                if silent:
+                if gone in followers and not self._works(followers[gone], now_ms):
                     return self._without(gone, answering)
         return None
+
+    def _works(self, follower: EntryDispatcher, now_ms: float) -> bool:
+        return now_ms - follower.heard_ms < self._timeout_ms and follower.takes(now_ms)
 
     def _without(self, gone: int, answering: set[int]) -> MemberSet | None:
         """Return the list without the member that leaves, if a majority of it works."""

@@ -35,6 +35,11 @@ from hastore.protocol.dledger import (
 )
 from tests.dledger.core.scenario import Runner
 
+NEEDS_3 = (
+    "no majority of the new list answers and takes entries, without these nodes: 3; look at them,"
+    " and try again"
+)
+
 
 class Middle:
     """No randomness: the middle of every range."""
@@ -237,7 +242,28 @@ def test_no_change_of_members_relies_on_a_node_that_lost_its_disk():
     lost = HeartBeatResponse(1, 1, Code.SUCCESS, remembers=False)
     core.step(Receive(1_000.0, 3, lost))
     reason = change(core, (1, 3))
-    assert reason == "no majority of the new list answers, without these nodes: 3; try again"
+    assert reason == NEEDS_3
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_no_change_of_members_relies_on_a_node_that_takes_no_entries(full):
+    """The new list could be neither committed nor taken back before its disk takes entries."""
+    core = elect(start())
+    core.step(Persisted(1_000.0, 0))
+    answer(core, 2, 0)
+    answer(core, 3, 0)
+    if full:
+        core.step(Receive(1_000.0, 3, PushResponse(1, PushType.APPEND, Code.DISK_FULL, 0, 0, 0)))
+    core.step(Propose(1_000.0, 1))
+    core.step(Persisted(1_000.0, 1))
+    answer(core, 2, 1)
+    for beat in range(1_300, 5_000, 300):  # both answer, and 3 stores nothing
+        for peer in (2, 3):
+            core.step(Receive(float(beat), peer, HeartBeatResponse(1, 1, Code.SUCCESS)))
+    assert core.committed_index == 1 and core.role is Role.LEADER
+    assert change(core, (1, 3)) == NEEDS_3
+    core.step(ChangeMembers(5_000.0, (1, 2), "token"))
+    assert core.members == (1, 2), "it can be removed itself"
 
 
 def test_a_leader_that_leaves_hands_over_to_a_node_that_can_lead():
