@@ -57,8 +57,8 @@ class InnerBatchBuilder:
 
     `size` and `bodyCrc` of such a row are those that the message would have alone; its physical
     offset is the batch's. A batch that RocketMQ's consumers do not take apart stays one row, at its
-    first queue offset. `covered` is how many queue offsets of the range the others stood for so
-    far; `left_whole` is whether there was such a batch.
+    first queue offset, and so does a single message. `covered` is how many queue offsets of the
+    range all but those batches stood for so far; `left_whole` is whether there was such a batch.
     """
 
     def __init__(self, builder: BatchBuilder, low: int, high: int) -> None:
@@ -84,11 +84,12 @@ class InnerBatchBuilder:
         records: list[bytes] = []
         queue_offsets: list[int] = []
         covered = made_bytes = 0
-        for place, size, first, is_wrapped in zip(
+        for place, size, first, is_wrapped, flags in zip(
             positions.tolist(),
             fields.sizes.tolist(),
             queue.offsets.tolist(),
             are_wrapped(fields.sys_flags).tolist(),
+            fields.sys_flags.tolist(),
             strict=True,
         ):
             raw = bytes(data[place : place + size])
@@ -98,9 +99,11 @@ class InnerBatchBuilder:
                 count = inner_count(batch.properties)
                 covered += max(0, min(first + count, self._high) - max(first, self._low))
                 messages = _messages(batch, count)
-            else:
+            elif flags & FLAG_INNER_BATCH:
                 self.left_whole = True
                 self._builder.note_left_whole()
+            else:  # a single message beside batches
+                covered += self._low <= first < self._high
             for queue_offset, message in enumerate(messages, first):
                 if self._low <= queue_offset < self._high:
                     records.append(message)

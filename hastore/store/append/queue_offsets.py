@@ -150,7 +150,7 @@ class QueueOffsetTable:
                 continue
             begins = after == 1
             if flags & FLAG_INNER_BATCH and (inner := inner_batch_of(record)) is not None:
-                after, begins = sum(inner), False
+                after, begins = sum(inner), not inner[0]
             self._see(record.topic, record.queue_id, after, begins=begins)
         if batch:
             self.end_offset = max(self.end_offset, batch[-1].end_offset)

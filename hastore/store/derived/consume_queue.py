@@ -8,6 +8,8 @@ offset.
 
 RocketMQ's inner batches have queues of their own, `BatchConsumeQueue`. Each batch is one record and
 has one unit, whose number is not a queue offset: a binary search finds the unit of a queue offset.
+A topic and queue may have both: what a client of hastore puts to such a topic is a single record.
+Then the queue offsets of both follow each other in the log's order.
 
     physicalOffset (8)  size (4)  tagsCode (8)  storeTimestamp (8)
     INNER_BASE (8): queue offset of the first message   INNER_NUM (2): messages   -1 (4)   0 (4)
@@ -55,15 +57,18 @@ class BatchConsumeQueue:
         self.files = UnitFiles(cache, directory, BATCH_UNIT.size, units_per_file)
         self.min_queue_offset = 0
         self.max_queue_offset = 0
-        self._last_offset = -1
+        self.last_offset = -1  # the physical offset of the last batch; -1 without one
+
+    @property
+    def next(self) -> int:
+        """The next queue offset."""
+        return self.max_queue_offset
 
     def put(self, record: Dispatched, base: int, count: int) -> None:
         """Write the unit of a batch of `count` messages from queue offset `base`.
 
-        Ignores a record that has its unit already. Raises OSError.
+        Raises OSError.
         """
-        if record.offset <= self._last_offset:
-            return
         first = self.files.end == 0
         self.files.append(
             BATCH_UNIT.pack(
@@ -71,7 +76,7 @@ class BatchConsumeQueue:
                 base, count, -1, 0,
             )
         )  # fmt: skip
-        self._last_offset = record.offset
+        self.last_offset = record.offset
         if first:
             self.min_queue_offset = base
         self.max_queue_offset = base + count
@@ -123,6 +128,11 @@ class BatchConsumeQueue:
         self.files.cut(limit)
         self._settle(min_offset)
 
+    def begin_again(self) -> None:
+        """Drop all units: the queue has got other records since. Raises OSError."""
+        self.files.clear()
+        self._settle(0)
+
     def show_from(self, offset: int) -> None:
         """Let the queue begin with the first batch at or beyond `offset` of the log."""
         self._settle(offset)
@@ -138,12 +148,12 @@ class BatchConsumeQueue:
 
     def last_place(self) -> int | None:
         """Return the physical offset of the last batch; None without one."""
-        return None if self._last_offset < 0 else self._last_offset
+        return None if self.last_offset < 0 else self.last_offset
 
     def _settle(self, min_offset: int) -> None:
         last = self._unit(self.files.end - 1)
         first = self._unit(self.files.begin_at(min_offset))
-        self._last_offset = -1 if last is None else last[0]
+        self.last_offset = -1 if last is None else last[0]
         self.max_queue_offset = 0 if last is None else last[4] + last[5]
         self.min_queue_offset = self.max_queue_offset if first is None else first[4]
 
@@ -231,6 +241,11 @@ class ConsumeQueue:
             at = at + passed if passed else next((s for s in self.files.starts if s > at), end)
             count = max(max_units, _BLANKS_AT_ONCE)
         return []
+
+    def next_record(self, blank: int) -> int:
+        """Return the queue offset of the first record behind a blank, or the end."""
+        offset, _ = self.files.place(blank)  # a blank has the place of the record before it, plus 1
+        return max(self.files.first_at(offset + 1), blank)
 
     def ended_before(self, offset: int) -> tuple[int, bool]:
         """Return the queue offset of the first record at or beyond `offset` of the log, or the end.
@@ -612,24 +627,35 @@ class ConsumeQueueTable:
         single = self.single(topic, queue_id)
         if single is not None:
             return single.min_queue_offset, single.max_queue_offset
-        either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
-        found = [queue for queue in either if queue is not None]
+        found = self._kinds(topic, queue_id)
         if not found:
             return None
-        return (
-            min(queue.min_queue_offset for queue in found),
-            max(queue.max_queue_offset for queue in found),
-        )
+        high = max(queue.max_queue_offset for queue in found)
+        lows = [
+            one.min_queue_offset for one in found if one.min_queue_offset < one.max_queue_offset
+        ]
+        return min(lows, default=high), high
+
+    def _kinds(self, topic: str, queue_id: int) -> list[ConsumeQueue | BatchConsumeQueue]:
+        """Return the queue of single records and that of inner batches, as far as they exist."""
+        either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
+        return [queue for queue in either if queue is not None]
 
     def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Unit]:
-        """Return units from a queue offset on; an inner batch is one unit, at its first message."""
-        batches = self.get_batch(topic, queue_id)
-        if batches is not None:
-            found = [Unit(*unit) for unit in batches.read(queue_offset, max_units)]
-            if found:
-                return found
-        queue = self.get(topic, queue_id)
-        return [] if queue is None else queue.read(queue_offset, max_units)
+        """Return units from a queue offset on; an inner batch is one unit, at its first message.
+
+        Of a queue with both kinds they are of the kind that comes next, up to the other one.
+        """
+        queue, batches = self.get(topic, queue_id), self.get_batch(topic, queue_id)
+        if batches is None:
+            return [] if queue is None else queue.read(queue_offset, max_units)
+        begin = max(queue_offset, batches.min_queue_offset)
+        found = [Unit(*unit) for unit in batches.read(begin, max_units)]
+        singles = [] if queue is None else queue.read_on(queue_offset, max_units)
+        if not found or not singles:
+            return found or singles
+        first, second = sorted((found, singles), key=lambda units: units[0].queue_offset)
+        return [unit for unit in first if unit.queue_offset < second[0].queue_offset]
 
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Return (min, max) queue offsets of each queue of each topic."""
@@ -774,15 +800,35 @@ class ConsumeQueueTable:
         then the next record's counts. `falls` are where the log's store times fall. `first_late`
         explains `is_spent`.
         """
-        batches = self.get_batch(topic, queue_id)
-        if batches is not None:
-            return batches.find_by_time(timestamp_ms, falls, is_spent)
-        queue = self.get(topic, queue_id)
-        if queue is None:
+        queue, batches = self.get(topic, queue_id), self.get_batch(topic, queue_id)
+        if batches is None and queue is None:
             return None
+        late = []  # of each kind of queue, if it has such a record
+        if batches is not None:
+            at = batches.find_by_time(timestamp_ms, falls, is_spent)
+            late += [at] if at < batches.max_queue_offset else []
+        if queue is not None:
+            at = self._find_single(queue, timestamp_ms, store_time, falls, is_spent)
+            late += [at] if at < queue.max_queue_offset else []
+        return min(late, default=max(one.next for one in self._kinds(topic, queue_id)))
+
+    @staticmethod
+    def _find_single(
+        queue: ConsumeQueue,
+        timestamp_ms: int,
+        store_time: Callable[[int], int | None],
+        falls: Falls,
+        is_spent: Callable[[], bool],
+    ) -> int:
+        """Return what `find_by_time` does for a queue of single records."""
 
         def is_late(queue_offset: int, end: int, time_ms: int) -> bool:
             units = queue.read(queue_offset, 1)
+            if not units:  # a blank: what lies behind it counts
+                queue_offset = queue.next_record(queue_offset)
+                if queue_offset >= end:
+                    return True
+                units = queue.read(queue_offset, 1)
             if not units:
                 return False
             stored = store_time(units[0].offset)
@@ -793,10 +839,11 @@ class ConsumeQueueTable:
                 stored = next((one for one in times if one is not None), None)
             return stored is None or stored >= time_ms
 
-        return first_late(
+        at = first_late(
             queue.min_queue_offset, queue.max_queue_offset, falls, timestamp_ms,
             queue.files.first_at, is_late, is_spent,
         )  # fmt: skip
+        return at if at >= queue.max_queue_offset or queue.read(at, 1) else queue.next_record(at)
 
     def last_offset(self) -> int | None:
         """Return the physical offset of the last record in any queue; None if there is none."""
@@ -873,9 +920,11 @@ class ConsumeQueueTable:
         inner = inner_batch_of(record)
         if inner is None:
             return False
-        if self._may_store(record):
-            key = record.topic, record.queue_id
-            queue = self._batch_queues.get(key)
+        key = record.topic, record.queue_id
+        queue = self._batch_queues.get(key)
+        if queue is not None and record.offset <= queue.last_offset:
+            return True  # as in `_place`
+        if self._make_way(record) and self._may_store(record):
             if queue is None:
                 directory = self._directory(*key, batch=True)
                 queue = BatchConsumeQueue(self._cache, directory, self._units)
@@ -887,12 +936,7 @@ class ConsumeQueueTable:
         """Return the queue, ready for the record's unit; None when no unit is to be written."""
         if queue is not None and record.offset <= queue.last_offset:
             return None  # the record has its unit already, or had it before the queue began again
-        if queue is not None and record.queue_offset < queue.next:
-            if not self._begins_again(record, queue):
-                return None
-            queue.begin_again()
-            self.grown.cuts += 1
-        if not self._may_store(record):
+        if not self._make_way(record) or not self._may_store(record):
             return None
         if queue is None:
             directory = self._directory(record.topic, record.queue_id)
@@ -904,7 +948,29 @@ class ConsumeQueueTable:
             queue.skip_to(record.queue_offset)
         return queue
 
-    def _begins_again(self, record: Dispatched, queue: ConsumeQueue) -> bool:
+    def _make_way(self, record: Dispatched) -> bool:
+        """Whether a record may have a unit: its place in the queue is free.
+
+        If the queue begins again with it, all units of before are dropped, of both kinds: a topic
+        that is made again may get the other one.
+        """
+        before = [
+            queue
+            for queue in self._kinds(record.topic, record.queue_id)
+            if queue.last_offset < record.offset
+        ]
+        if all(queue.next <= record.queue_offset for queue in before):
+            return True
+        if not self._begins_again(record, before):
+            return False
+        for queue in before:
+            queue.begin_again()
+        self.grown.cuts += 1
+        return True
+
+    def _begins_again(
+        self, record: Dispatched, queues: Sequence[ConsumeQueue | BatchConsumeQueue]
+    ) -> bool:
         """Whether the log gives the places of a queue again, from this record on.
 
         A master did that which did not know the queue's next offset. If no record of the queue is
@@ -914,7 +980,9 @@ class ConsumeQueueTable:
         """
         self._settle_begin(record.topic, record.queue_id)  # retention may not have come to it yet
         name = f"queue {record.queue_id} of topic {record.topic!r:.80}"
-        left = queue.next - queue.min_queue_offset
+        end = max(queue.next for queue in queues)
+        begins = [one.min_queue_offset for one in queues if one.min_queue_offset < one.next]
+        left = end - min(begins, default=end)
         if left and record.queue_offset:
             if name not in self._refused and len(self._refused) < 1000:
                 self._refused.add(name)
@@ -932,7 +1000,7 @@ class ConsumeQueueTable:
         )
         log.warning(
             "%s begins again at queue offset %d, and not at %d: %s",
-            name, record.queue_offset, queue.next, why,
+            name, record.queue_offset, end, why,
         )  # fmt: skip
         return True
 

@@ -45,6 +45,12 @@ class QueueUnits:
         for own, column in zip(fields, columns, strict=True):
             own.frombytes(column.astype(f"={own.typecode}").tobytes())
 
+    def sort(self) -> None:
+        """Order the rows by their queue offsets."""
+        order = sorted(range(len(self)), key=self.queue_offsets.__getitem__)
+        for own in (self.queue_offsets, self.offsets, self.sizes, self.tags_codes):
+            own[:] = array(own.typecode, [own[row] for row in order])
+
 
 class _QueueReader:
     """The files of one queue, listed once; units are numbered as in unit_files.py."""
@@ -139,7 +145,21 @@ class QueueFiles:
         self, topic: str, queue_id: int, low_offset: int, limit: int
     ) -> tuple[int, int] | None:
         """Return (min, max) queue offsets of records in [low_offset, limit)."""
-        queue, is_batch = self._find(topic, queue_id)
+        found = [
+            span
+            for queue, is_batch in self._find(topic, queue_id)
+            if (span := self._range_of(queue, low_offset, limit, is_batch=is_batch)) is not None
+        ]
+        if not found:
+            return None
+        high = max(high for _, high in found)
+        return min((low for low, end in found if low < end), default=high), high
+
+    @staticmethod
+    def _range_of(
+        queue: _QueueReader, low_offset: int, limit: int, *, is_batch: bool
+    ) -> tuple[int, int] | None:
+        """Return what `queue_range` does of one kind of queue."""
         bounds = queue.bounds(low_offset, limit)
         if bounds is None or not is_batch:
             return bounds
@@ -163,13 +183,30 @@ class QueueFiles:
         low_offset: int,
         limit: int,
     ) -> QueueUnits:
-        """Return the units of queue offsets [start, end)."""
-        queue, is_batch = self._find(topic, queue_id)
+        """Return the units of queue offsets [start, end), of both kinds of queue."""
         result = QueueUnits()
+        kinds = self._find(topic, queue_id)
+        for queue, is_batch in kinds:
+            self._add(result, queue, (start, end), low_offset, limit, is_batch=is_batch)
+        if len(kinds) > 1:
+            result.sort()
+        return result
+
+    @staticmethod
+    def _add(
+        result: QueueUnits,
+        queue: _QueueReader,
+        span: tuple[int | None, int | None],
+        low_offset: int,
+        limit: int,
+        *,
+        is_batch: bool,
+    ) -> None:
+        """Add the units of one kind of queue."""
         bounds = queue.bounds(low_offset, limit)
         if bounds is None:
-            return result
-        unit, stop = bounds
+            return
+        (start, end), (unit, stop) = span, bounds
         if not is_batch:
             unit = unit if start is None else max(unit, start)
             stop = stop if end is None else min(stop, end)
@@ -185,18 +222,25 @@ class QueueFiles:
                 unit += _add_batches(result, raw, start, end, limit)
             else:
                 unit += _add_units(result, raw, unit, limit)
-        return result
 
-    def _find(self, topic: str, queue_id: int) -> tuple[_QueueReader, bool]:
+    def _find(self, topic: str, queue_id: int) -> list[tuple[_QueueReader, bool]]:
+        """Return the queue's files of each kind, and whether they are of inner batches.
+
+        Those of single records are there, even if empty, unless there are batches only.
+        """
         if not is_directory_name(topic):
             raise UsageError(
                 f"topic {topic[:80]!r} has no queues: it cannot name a folder (1 to 255 bytes, no"
                 " slash, no NUL)"
             )
+        found = []
         batches = f"{self._root}/batchconsumequeue/{topic}/{queue_id}"
+        singles = f"{self._root}/consumequeue/{topic}/{queue_id}"
         if self._fs.is_dir(batches):
-            return _QueueReader(self._fs, batches, BATCH_UNIT), True
-        return _QueueReader(self._fs, f"{self._root}/consumequeue/{topic}/{queue_id}", UNIT), False
+            found.append((_QueueReader(self._fs, batches, BATCH_UNIT), True))
+        if not found or self._fs.is_dir(singles):
+            found.append((_QueueReader(self._fs, singles, UNIT), False))
+        return found
 
 
 def _within(offset: int, size: int, limit: int) -> bool:

@@ -322,6 +322,8 @@ class _Reading:
             if inner is not None:
                 row = queue_offset, offset, size, tags, stored_ms, *inner
                 self._batches.setdefault((topic, queue_id), []).append(row)
+                if (queue := self._queues.get((topic, queue_id))) is not None:
+                    queue.next = -1  # another segment follows: the log's order matters
             else:
                 self._queue(topic, queue_id).add(queue_offset, UNIT_FORM.pack(offset, size, tags))
 

@@ -10,6 +10,7 @@ They and what the log states itself (record/queue_ends.py) keep the next queue o
 whose records retention has removed.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -238,10 +239,24 @@ def _feed(table: ConsumeQueueTable, piece: Piece, bucket: int) -> int:
             offset, after = ends.pop(0)
             table.extend([(topics[topic_number], queue_id, after)], offset)
 
+    inner: dict[int, list[Dispatched]] = {}  # by queue: its inner batches that are not written yet
+    for queue, batch in _inner_batches(piece, piece.of_bucket("batches", bucket)):
+        inner.setdefault(queue, []).append(batch)
+    total += sum(map(len, inner.values()))
+
+    def write_batches(queue: int, before: int) -> None:
+        """Write a queue's inner batches before an offset: the log's order matters."""
+        left = inner.get(queue, [])
+        count = bisect_left(left, before, key=lambda batch: batch.offset)
+        if count:
+            table.dispatch(left[:count])
+            del left[:count]
+
     for queue, first, start, count in piece.of_bucket("segments", bucket).tolist():
         topic_number, queue_id = queues[queue].tolist()
         topic = topics[topic_number]
         extend(queue, int(units[start]["offset"]))
+        write_batches(queue, int(units[start]["offset"]))
         known = table.get(topic, queue_id)
         # The first unit alone creates the queue, or shows that units are missing before it.
         cuts = [0, 1, count] if known is None or known.next != first else [0, count]
@@ -250,19 +265,19 @@ def _feed(table: ConsumeQueueTable, piece: Piece, bucket: int) -> int:
                 part = units[start + begin : start + end]
                 table.dispatch(_Segment(topic, queue_id, first + begin, part))
         total += count
-    batches = piece.of_bucket("batches", bucket)
-    if len(batches):
-        table.dispatch(list(_inner_batches(piece, batches)))
+    for queue in inner:
+        write_batches(queue, 1 << 62)
     for queue in stated:
         extend(queue, 1 << 62)
-    return total + len(batches)
+    return total
 
 
-def _inner_batches(piece: Piece, batches: Array) -> Iterator[Dispatched]:
+def _inner_batches(piece: Piece, batches: Array) -> Iterator[tuple[int, Dispatched]]:
+    """Yield the number of its queue and the record of each inner batch, in the log's order."""
     queues = piece.array("queues")
     for queue, queue_offset, offset, size, tags, stored_ms, base, count in batches.tolist():
         topic, queue_id = queues[queue].tolist()
-        yield Dispatched(
+        yield queue, Dispatched(
             offset, size, piece.topics[topic], queue_id, queue_offset, FLAG_INNER_BATCH,
             stored_ms, tags, _INNER % (base, count),
         )  # fmt: skip

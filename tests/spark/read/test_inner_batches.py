@@ -21,7 +21,7 @@ from hastore.spark.options.partitions import QueueRange
 from hastore.spark.read import stores
 from hastore.spark.read.servers import ServerBackend
 from hastore.spark.read.stores import PathBackend
-from hastore.store.derived.consume_queue import BATCH_UNIT
+from hastore.store.derived.consume_queue import BATCH_UNIT, UNIT
 from tests.pipeline.test_export_commits import SPARK, run_here
 
 ALL = project(source_schema(include_headers=True, include_metadata=True))
@@ -136,6 +136,33 @@ def test_batches_that_consumers_leave_whole_are_one_row(tmp_path):
     write(tmp_path, raws)
     rows = read(tmp_path, 0, END)
     assert [row["offset"] for row in rows] == [0, 1, 8, 308, 310]
+
+
+def test_single_messages_beside_batches_are_rows(tmp_path):
+    """As after a switch from RocketMQ: hastore puts what it is sent into a queue of its own."""
+    raws = records()
+    write(tmp_path, raws)
+    at, units = sum(map(len, raws)), b""
+    for n in range(END, END + 3):
+        raw = batch(n, 1, at, flags=0, body=b"%d" % n)
+        units += UNIT.pack(at, len(raw), 0)
+        raws.append(raw)
+        at += len(raw)
+    log = tmp_path / "commitlog" / f"{0:020}"
+    log.write_bytes(b"".join(raws).ljust(1 << 20, b"\0"))
+    singles = tmp_path / "consumequeue" / "inner" / "3"
+    singles.mkdir(parents=True)
+    blanks = UNIT.pack(0, 0x7FFFFFFF, 0) * END
+    (singles / f"{0:020}").write_bytes((blanks + units).ljust(20 * 400, b"\0"))
+    with PathBackend(str(tmp_path), True) as backend:
+        ranges = backend.available({"inner"})
+        assert [(one.start, one.end) for one in ranges.values()] == [(0, END + 3)]
+        span = QueueRange("inner", 3, 0, END + 3, backend.limit_offset())
+        builder = BatchBuilder(ALL)
+        rows = [row for each in backend.read_queue(span, builder) for row in each.to_pylist()]
+        assert not builder.left_whole
+    assert [int(row["value"]) for row in rows] == list(range(END + 3))
+    assert rows == build(raws, 0, END + 3)
 
 
 def test_messages_of_many_bytes_are_read_in_batches_of_a_few(tmp_path, monkeypatch):

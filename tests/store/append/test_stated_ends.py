@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from hastore.config.model import RetentionConfig
 from hastore.errors import Status
 from hastore.fs.filesystem import REAL
-from hastore.record.codec import decode_record, patch_for_store
+from hastore.record.codec import decode_record, encode_record, patch_for_store
+from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.record.queue_ends import QueueNext, build_queue_ends
 from hastore.store.append.results import own_records
 from hastore.store.derived.contract import Dispatched
@@ -24,6 +26,7 @@ from tests.store.faulty import NO_SPACE, FaultyFileSystem
 from tests.store.kit import FILE_SIZE, HOST, bodies, config, crash_copy, message, opened, put
 from tests.store.rebuild.kit import SIZES, derived_files, how
 
+Append = Callable[[MessageStore, int, int], bytes]
 UNITS = SIZES.units
 QUIET: tuple[QueueNext, ...] = (
     ("quiet", 0, 10),
@@ -228,7 +231,19 @@ def test_only_queues_without_a_later_record_are_quiet(tmp_path: Path) -> None:
 
 def append_at(store: MessageStore, queue_offset: int, number: int, topic: str = "quiet") -> bytes:
     """Append a record as another master placed it; return its body."""
-    raw = bytearray(message(number, topic=topic))
+    return append_raw(store, bytearray(message(number, topic=topic)), queue_offset)
+
+
+def append_batch(store: MessageStore, base: int, count: int) -> bytes:
+    """Append an inner batch of a RocketMQ broker; return its body."""
+    properties = f"INNER_BASE\x01{base}\x02INNER_NUM\x01{count}\x02".encode()
+    record = decode_record(message(base, topic="quiet"))
+    record = replace(record, properties=properties, sys_flag=record.sys_flag | FLAG_INNER_BATCH)
+    return append_raw(store, bytearray(encode_record(record)), base)
+
+
+def append_raw(store: MessageStore, raw: bytearray, queue_offset: int) -> bytes:
+    """Append an encoded record at this place of its queue; return its body."""
     offset = store.max_offset
     patch_for_store(
         raw, 0, queue_offset=queue_offset, physical_offset=offset, store_timestamp_ms=1,
@@ -271,6 +286,67 @@ def test_a_queue_that_a_master_began_again_is_followed(
         rebuild_in_place(REAL, str(tmp_path), SIZES, how())
         found = derived_files(tmp_path)
         assert [path for path in {*found, *expected} if found.get(path) != expected.get(path)] == []
+
+
+def check_both(store: MessageStore, path: Path, wanted: dict[int, bytes], end: int) -> None:
+    """Check that pulls, and a reader of the files, get these records of queue 0."""
+    assert store.queues.queue_range("quiet", 0) == (0, end)
+    assert bodies(store, "quiet") == [wanted[place] for place in sorted(wanted)]
+    store.flush()
+    store.set_limits(readable=store.max_offset)
+    with StoreReader(str(path)) as reader:
+        assert reader.queue_range("quiet", 0) == (0, end)
+        units = reader.queue_units("quiet", 0)
+        assert units.queue_offsets.tolist() == sorted(wanted)
+        got = {one.queue_offset: one.body for one in reader.queue_records("quiet", 0)}
+        assert got == wanted
+
+
+def test_single_messages_beside_inner_batches_are_read(tmp_path: Path) -> None:
+    """As after a switch: the broker's batches, then what a producer sends to hastore, and so on."""
+    wanted = {}
+    with opened(tmp_path) as store:
+        for base in (0, 5):
+            wanted[base] = append_batch(store, base, 5)
+        for place in range(10, 14):
+            wanted[place] = append_at(store, place, place)
+        check_both(store, tmp_path, wanted, 14)
+        wanted[14] = append_batch(store, 14, 2)
+        wanted[16] = append_at(store, 16, 16)
+        check_both(store, tmp_path, wanted, 17)
+    with opened(tmp_path) as store:
+        check_both(store, tmp_path, wanted, 17)
+    expected = derived_files(tmp_path)
+    rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+    assert derived_files(tmp_path) == expected
+
+
+@pytest.mark.parametrize("before", [append_batch, append_at], ids=["batches", "singles"])
+@pytest.mark.parametrize("after", [append_batch, append_at], ids=["batches", "singles"])
+@pytest.mark.parametrize("new", [2, 9], ids=["fewer than before", "more than before"])
+def test_a_topic_of_inner_batches_that_a_broker_made_again_has_its_new_messages(
+    tmp_path: Path, before: Append, after: Append, new: int
+) -> None:
+    """Also if it was of the other kind before. The old ones are gone, as at the broker."""
+
+    def append(store: MessageStore, kind: Append, count: int) -> tuple[dict[int, bytes], int]:
+        """Append so many records; return their bodies, and where the queue ends."""
+        step = 3 if kind is append_batch else 1
+        found = {step * n: kind(store, step * n, 3) for n in range(count)}
+        return found, step * count
+
+    with opened(tmp_path) as store:
+        append(store, before, 6)
+        wanted, end = append(store, after, new)
+        check_both(store, tmp_path, wanted, end)
+        [result] = put(store, message(200, topic="quiet"))
+        assert result.queue_offset == end
+        assert store.wait_dispatched(store.max_offset, 60)
+    with opened(tmp_path) as store:
+        assert store.queues.queue_range("quiet", 0) == (0, end + 1)
+    expected = derived_files(tmp_path)
+    rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+    assert derived_files(tmp_path) == expected
 
 
 @pytest.mark.parametrize("new", [3, 14], ids=["fewer than before", "more than before"])

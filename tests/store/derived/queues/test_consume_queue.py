@@ -185,6 +185,30 @@ def test_inner_batches_have_queues_of_their_own(tmp_path: Path) -> None:
     assert derived.queues.topics() == {"T": {0: (0, 4)}}
 
 
+@pytest.mark.parametrize("batches_first", [True, False])
+def test_a_search_by_time_looks_at_single_records_and_inner_batches(
+    tmp_path: Path, *, batches_first: bool
+) -> None:
+    log, times, place = MemoryLog(), {}, 0
+    for number in range(9):
+        is_batch = (number // 3 % 2 == 0) is batches_first
+        count = 4 if is_batch else 1
+        properties = f"INNER_NUM\x01{count}\x02INNER_BASE\x01{place}\x02".encode()
+        record = log.append(
+            sys_flag=FLAG_INNER_BATCH if is_batch else 0, queue_offset=place,
+            store_timestamp_ms=START_MS + 10 * number, properties=properties if is_batch else b"",
+        )  # fmt: skip
+        times[record.physical_offset] = record.store_timestamp_ms, place
+        place += count
+    queues = replayed(tmp_path, log).queues
+    for stored_ms, wanted in times.values():
+        for asked_ms in (stored_ms - 5, stored_ms):
+            found = queues.find_by_time("T", 0, asked_ms, lambda offset: times[offset][0])
+            assert found == wanted, asked_ms - START_MS
+    late = START_MS + 1_000
+    assert queues.find_by_time("T", 0, late, lambda offset: times[offset][0]) == place
+
+
 def test_queue_offsets_by_time(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 40, queues=(0,))
