@@ -282,6 +282,12 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
     return parts[0]
 
 
+def check_wrong_crc(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
+    """Return the size of the record at `at` if all but its bodyCRC is valid, else 0."""
+    parts = find_parts(buffer, at, end)
+    return 0 if parts is None or parts[2] != physical_offset else parts[0]
+
+
 def stated_time_ms(buffer: Buffer, at: int, end: int, physical_offset: int) -> int | None:
     """Return when the record at `at` was stored, as its header states; raises nothing.
 

@@ -217,6 +217,7 @@ class Node(BaseNode):
         self.store.open(
             intent_offset=None if intent is None else intent.offset,
             from_rocketmq=state.last_epoch == CLASSIC_EPOCH,
+            rocketmq_end=state.rocketmq_end,
             known=known,
             on_doubt=lambda end: state.note_doubt(end, alone=alone),
         )

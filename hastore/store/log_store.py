@@ -270,6 +270,7 @@ class LogStore:
         intent_offset: int | None = None,
         *,
         from_rocketmq: bool = False,
+        rocketmq_end: int = 0,
         committed_index: int = -1,
         known: bool = False,
         on_doubt: Callable[[int], None] = _nothing,
@@ -285,7 +286,9 @@ class LogStore:
                 self._fs.make_dirs(self.log.directory)
                 self._fs.make_dirs(f"{self._root}/hastore")
                 self.cuts.load()
-                self._recover(intent_offset, from_rocketmq, committed_index, known, on_doubt)
+                self._recover(
+                    intent_offset, from_rocketmq, rocketmq_end, committed_index, known, on_doubt
+                )
                 self._start()
             except BaseException:
                 self._release()
@@ -346,6 +349,7 @@ class LogStore:
         self,
         intent_offset: int | None,
         from_rocketmq: bool,
+        rocketmq_end: int,
         committed_index: int,
         known: bool,
         on_doubt: Callable[[int], None],
@@ -368,7 +372,7 @@ class LogStore:
         recovered = recover(
             self.log, limits,
             clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,
-            page_lost=limits is None and known,
+            rocketmq_end=rocketmq_end, page_lost=limits is None and known,
         )  # fmt: skip
         if recovered.doubtful:
             on_doubt(recovered.end)

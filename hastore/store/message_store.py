@@ -48,6 +48,7 @@ class MessageStore(LogStore):
         *,
         intent_offset: int | None = None,
         from_rocketmq: bool = False,
+        rocketmq_end: int = 0,
         known: bool = False,
         on_doubt: Callable[[int], None] = lambda _end: None,
     ) -> None:
@@ -55,7 +56,9 @@ class MessageStore(LogStore):
 
         If `intent_offset` is given, a cut at this offset was begun: bytes beyond it may be missing.
         If `from_rocketmq` is true, this node copied the log from a RocketMQ master: a record that
-        cannot be decoded only because of its topic's length is then no damage. `known` means that
+        cannot be decoded only because of its topic's length is then no damage. `rocketmq_end` is
+        where the bytes end that it copied from one, also earlier: up to there a wrong CRC of what
+        was synced is no damage of this store. `known` means that
         hastore has opened this store before, so that it must have a limits page (`limits_lost`).
         `on_doubt` is called before the log is cut at that offset, if records may lie behind it that
         were synced or confirmed: the caller notes that durably.
@@ -64,7 +67,10 @@ class MessageStore(LogStore):
         bytes are missing or damaged, and StoreError if the store cannot be read or written or has
         files of another size.
         """
-        self._open(intent_offset, from_rocketmq=from_rocketmq, known=known, on_doubt=on_doubt)
+        self._open(
+            intent_offset, from_rocketmq=from_rocketmq, rocketmq_end=rocketmq_end, known=known,
+            on_doubt=on_doubt,
+        )  # fmt: skip
 
     def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> PutResults:
         """Append the valid records of all payloads; a payload is one or more encoded records.

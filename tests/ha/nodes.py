@@ -113,6 +113,7 @@ class HaNode:
         store.open(
             intent_offset=None if intent is None else intent.offset,
             from_rocketmq=self.state.last_epoch == CLASSIC_EPOCH,
+            rocketmq_end=self.state.rocketmq_end,
             on_doubt=lambda end: self.state.note_doubt(end, alone=alone),
         )
         finish_cut(store, self.state)

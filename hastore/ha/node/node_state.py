@@ -16,10 +16,19 @@ import msgspec
 from hastore.config.model import Role
 from hastore.errors import UNREADABLE, StoreBrokenError
 from hastore.fs.filesystem import FileSystem
-from hastore.ha.rules.epochs import EpochEntry, History, keep_until, last_epoch, prune
+from hastore.ha.rules.epochs import (
+    CLASSIC_EPOCH,
+    EpochEntry,
+    History,
+    classic_end,
+    keep_until,
+    last_epoch,
+    prune,
+)
 
 log = logging.getLogger(__name__)
 
+_NO_END = 1 << 62  # beyond any offset of a log
 _UNCLEAN = "; it counts as unclean until a master has brought it in line"
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
@@ -153,6 +162,13 @@ class NodeState:
     def last_epoch(self) -> int:
         """Return the last entry's epoch, 0 without entries."""
         return last_epoch(self.data.history)
+
+    @property
+    def rocketmq_end(self) -> int:
+        """Return where a RocketMQ master's bytes end in this log; beyond all of it if all are."""
+        if self.last_epoch == CLASSIC_EPOCH:
+            return _NO_END
+        return classic_end([(entry.epoch, entry.start) for entry in self.history]) or 0
 
     def save(self, **changes: object) -> None:
         """Change fields and write them durably; a new history is pruned to its bounds."""

@@ -21,6 +21,10 @@ been written, which shows as zeros up to the end of a sector: after a power loss
 failed in this boot. Where the log is cut although records may go that were synced or confirmed,
 `Recovered.doubtful` says so: its node must not count as one that has all that it acknowledged.
 
+A slave of a RocketMQ master keeps a record whose body's CRC is wrong, as the master has it. So of
+RocketMQ's bytes a record with nothing but a wrong CRC belongs to the log, if it was synced. What
+was not synced is cut there, and fetched again.
+
 A store that RocketMQ wrote does not say which bytes were synced. After a clean stop all of them
 were. A whole record beyond the end then shows damage, if it is no older than the last record before
 the end. The same is asked of a log whose page was lost; what is missing at its end cannot be seen,
@@ -32,7 +36,7 @@ import re
 from dataclasses import dataclass
 
 from hastore.errors import StoreBrokenError, StoreError
-from hastore.record.codec import check_unreadable, find_parts
+from hastore.record.codec import check_unreadable, check_wrong_crc, find_parts
 from hastore.record.layout import (
     BLANK_SIZE,
     MIN_RECORD_SIZE,
@@ -88,6 +92,8 @@ class _Scan:
     check: Check
     form: LogFormat
     synced: int  # from here on a power loss may have taken sectors
+    kept: int  # up to here records with a wrong CRC belong to the log
+    wrong_crcs: list[int]  # where they are
     records: int = 0
     last_store_timestamp_ms: int = 0
     torn: bool = False  # it ended at a record that is whole but for zeros in its texts
@@ -101,13 +107,15 @@ def recover(
     same_boot: bool,
     floor: int | None = None,
     from_rocketmq: bool = False,
+    rocketmq_end: int = 0,
     page_lost: bool = False,
 ) -> Recovered:
     """Find the log's end; changes nothing.
 
     `floor` is the offset of a cut that was begun (its intent is on the disk): bytes beyond it may
     be missing. `from_rocketmq` means that this node copied the log from a RocketMQ master. A record
-    that cannot be decoded only because of its topic's length then belongs to the log. `page_lost`
+    that cannot be decoded only because of its topic's length then belongs to the log.
+    `rocketmq_end` is where the bytes end that it copied from one, also earlier. `page_lost`
     means that hastore wrote this log, though there are no `limits`. Raises StoreBrokenError if
     synced bytes are missing or damaged.
     """
@@ -131,7 +139,14 @@ def recover(
         commit_log, start,
         unreadable=from_rocketmq and limits is not None,
         synced=flushed if power_lost else _NOWHERE,
+        kept=0 if limits is None or commit_log.form.lead else min(flushed, rocketmq_end),
     )  # fmt: skip
+    if scan.wrong_crcs:
+        log.warning(
+            "the record at %d, of a RocketMQ master, has a wrong CRC (one of %d records): it stays "
+            "in the log, as RocketMQ's slaves keep it; `hastore log verify` tells more",
+            scan.wrong_crcs[0], len(scan.wrong_crcs),
+        )  # fmt: skip
     if scan.end < protected:
         raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
     if limits is None and scan.form.lead:
@@ -212,15 +227,16 @@ def _scan(
     unreadable: bool,
     rewrite: bool = False,
     synced: int = _NOWHERE,
+    kept: int = 0,
 ) -> _Scan:
     """Read records from `start` to the log's end; with `unreadable` also undecodable ones.
 
     With `rewrite` what was read is written again, once it is known to be sound. From `synced` on a
-    sector of a record may be missing.
+    sector of a record may be missing. Up to `kept` records may have a wrong CRC.
     """
     form = commit_log.form
     check = form.chain(units=not rewrite)
-    scan = _Scan(start, start, start, unreadable, rewrite, check, form, synced)
+    scan = _Scan(start, start, start, unreadable, rewrite, check, form, synced, kept, [])
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
             break
@@ -241,8 +257,10 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
             scan.recovery_start, scan.next_recovery_start = scan.next_recovery_start, scan.end
         data = memoryview(file.file.pread(min(wanted, left), position))
         at, end = 0, len(data)
-        while size := check_item(data, at, end, scan.end) or (
-            scan.unreadable and check_unreadable(data, at, end, scan.end)
+        while size := (
+            check_item(data, at, end, scan.end)
+            or (scan.unreadable and check_unreadable(data, at, end, scan.end))
+            or _with_wrong_crc(data, at, end, scan)
         ):
             if not lead and scan.end >= scan.synced and _is_torn(data, at, end, position):
                 scan.torn = True
@@ -269,6 +287,15 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
             if not wanted:
                 return False
     return True
+
+
+def _with_wrong_crc(data: memoryview, at: int, end: int, scan: _Scan) -> int:
+    """Return the size of a record that stays in the log with a wrong CRC, and note it; or 0."""
+    size = check_wrong_crc(data, at, end, scan.end) if scan.end < scan.kept else 0
+    if not size or scan.end + size > scan.kept:
+        return 0
+    scan.wrong_crcs.append(scan.end)
+    return size
 
 
 def _is_torn(data: memoryview, at: int, end: int, position: int) -> bool:

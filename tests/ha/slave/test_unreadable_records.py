@@ -14,11 +14,12 @@ import pytest
 
 from hastore.errors import StoreBrokenError
 from hastore.ha.node.node_state import NodeState
+from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.slave import classic_client
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.protocol.ha_link import HEADER
 from hastore.record.codec import build_record, check_record, check_unreadable
-from hastore.record.layout import V1_MAGIC
+from hastore.record.layout import HEADER_SIZE, V1_MAGIC
 from hastore.store import log_store
 from tests.ha.nodes import HOST, HaNode, wait_for
 
@@ -172,6 +173,51 @@ def test_a_log_of_its_own_epochs_has_no_such_records(make_group, monkeypatch):
     log, _ = log_with("T", "T", BROKEN_TOPIC, "T")
     group = received(make_group, monkeypatch, log)
     monkeypatch.setattr(NodeState, "last_epoch", 65537)
+    with pytest.raises(StoreBrokenError):
+        group.start(1)
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+def test_a_record_that_the_broker_has_with_a_wrong_crc_hinders_no_start(
+    make_group, promoted, caplog
+):
+    """It is kept as it came, so it is no damage of this node's disk: the start was refused."""
+    log, places = log_with("T", "T", "T", "T")
+    log = bytearray(log)
+    log[places[1] + HEADER_SIZE] ^= 1  # its body
+    group = make_group(1)
+    node = group.start(1)
+    with master_of(bytes(log)) as master, following(node, master.address):
+        wait_for(lambda: node.store.dispatched_offset == len(log), "the log")
+        node.store.flush()
+    if promoted:
+        node.state.take_entries([EpochEntry(65537, len(log), 0, (1,))], keep=1)
+    for _ in range(2):
+        node.stop()
+        caplog.clear()
+        node = group.start(1)
+        assert node.bytes() == log and node.store.dispatched_offset == len(log)
+        assert f"the record at {places[1]}, of a RocketMQ master, has a wrong CRC" in caplog.text
+        assert not node.state.data.unclean
+    more, _ = log_with("T", "T", "T", "T", "T")
+    if not promoted:
+        log += more[len(log) :]
+        with master_of(bytes(log)) as master, following(node, master.address):
+            wait_for(lambda: node.store.dispatched_offset == len(log), "what is new")
+
+
+def test_a_wrong_crc_behind_the_brokers_bytes_is_damage(make_group):
+    log, places = log_with("T", "T", "T", "T")
+    group = make_group(1)
+    node = group.start(1)
+    with master_of(log) as master, following(node, master.address):
+        wait_for(lambda: node.store.dispatched_offset == len(log), "the log")
+        node.store.flush()
+    node.state.take_entries([EpochEntry(65537, places[1], 0, (1,))], keep=1)
+    node.stop()
+    with (group.root / "node1" / "commitlog" / f"{0:020d}").open("r+b") as disk:
+        disk.seek(places[1] + HEADER_SIZE)
+        disk.write(b"X")
     with pytest.raises(StoreBrokenError):
         group.start(1)
 
