@@ -84,13 +84,15 @@ class BrokerTables(Service):
         group: str,
         follows: Callable[[], bool],
         own_log: Callable[[], LogRange | None],
+        file_size: int,
         on_failure: OnFailure,
         every_s: float = EVERY_S,
     ) -> None:
         """Prepare; `follows()`: whether the broker is this node's master now.
 
-        `group` is the name of this node's group. `own_log()` is None once the log has an epoch of
-        its own group. `credentials()` may raise ConfigError.
+        `group` is the name of this node's group, `file_size` its `commitlog_file_size`.
+        `own_log()` is None once the log has an epoch of its own group. `credentials()` may raise
+        ConfigError.
         """
         super().__init__("BrokerTables", on_failure=on_failure)
         self._fs = fs
@@ -99,6 +101,8 @@ class BrokerTables(Service):
         self._credentials = credentials
         self._clock = clock
         self._group = group
+        self._file_size = file_size
+        self._of_size: str | None = None  # that the broker's log files have another size
         self._follows = follows
         self._own_log = own_log
         self._log: LogRange | None = None  # of the broker, as it said last
@@ -146,6 +150,8 @@ class BrokerTables(Service):
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
         found, follows = self._problems_of_log(), self._follows()
+        if self._of_size is not None and self._own_log() is not None:
+            found.append(self._of_size)
         if self.problem is not None and follows:
             found.append(self._text(self.problem))
         return found
@@ -198,6 +204,12 @@ class BrokerTables(Service):
         except (HastoreError, OSError) as failure:
             log.debug("the broker %s does not say its settings: %s", self._address, failure)
             return
+        size, before = settings.get("mappedFileSizeCommitLog", ""), self._of_size
+        self._of_size = None
+        if size.isdigit() and int(size) != self._file_size:
+            self._of_size = _problem_of_size(self._address, size, self._file_size)
+            if before is None:
+                log.error("%s", self._of_size)
         name, notes = settings["brokerName"], []
         if name != self._group:
             notes.append(
@@ -256,6 +268,15 @@ class BrokerTables(Service):
             if kept != known:
                 self._last.pop(POSITIONS, None)
                 self._fs.replace_bytes(path, kept)
+
+
+def _problem_of_size(address: str, size: str, own: int) -> str:
+    return (
+        f"the log files of the RocketMQ broker {address} have {size:.20} bytes"
+        f" (mappedFileSizeCommitLog), and those of this node {own}: its log cannot be copied so."
+        " Stop this node, set store.commitlog_file_size to that size, move the store away, and"
+        " start it with a new copy of the broker's log"
+    )
 
 
 def _check(table: Table, raw: bytes) -> str:

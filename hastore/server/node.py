@@ -139,7 +139,8 @@ class Node(BaseNode):
             fs, config.store.root, broker_address(ha.classic_master, ha.classic_broker),
             lambda: None if key_file is None else read_credentials(key_file), clock,
             group=config.group, follows=lambda: self.backend.classic_master() is not None,
-            own_log=self._copied_log, on_failure=self._on_failure,
+            own_log=self._copied_log, file_size=self.store.file_size,
+            on_failure=self._on_failure,
         )  # fmt: skip
         self.backend.classic_lag = made.lag
         return made

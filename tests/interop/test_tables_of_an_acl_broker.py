@@ -36,7 +36,8 @@ def test_who_signs_gets_the_tables(make_old_broker, ports, tmp_path):
     service = BrokerTables(
         REAL, str(tmp_path / "store"), f"127.0.0.1:{listen}",
         lambda: read_credentials(str(key)) if key.exists() else None, SYSTEM_CLOCK,
-        group="g0", follows=lambda: True, own_log=lambda: None, on_failure=raise_failure,
+        group="g0", follows=lambda: True, own_log=lambda: None, file_size=1 << 20,
+        on_failure=raise_failure,
     )  # fmt: skip
     service.turn()
     assert "refuses request 21" in service.problem and not (tmp_path / "store").exists()

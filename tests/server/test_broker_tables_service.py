@@ -124,7 +124,7 @@ class Slave:
             REAL, str(root), broker.address,
             lambda: None if key is None else read_credentials(str(key)), SYSTEM_CLOCK,
             group="g0", follows=lambda: self.follows, own_log=lambda: self.log,
-            on_failure=raise_failure,
+            file_size=1 << 30, on_failure=raise_failure,
         )  # fmt: skip
 
     def file(self, table: Table) -> bytes:
@@ -392,6 +392,23 @@ def test_a_broker_with_another_name_than_the_group(
     assert slave.service.notes() == [note]
     slave.log = None  # this node was promoted
     assert slave.service.notes() == []
+
+
+def test_a_broker_whose_log_files_have_another_size(
+    slave: Slave, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Replay stopped at the broker's first blank, and nothing named the reason."""
+    broker.has_settings("brokerName=g0", "mappedFileSizeCommitLog=1073741824")
+    slave.service.turn()
+    assert slave.service.problems() == [] and not caplog.records
+    broker.has_settings("brokerName=g0", "mappedFileSizeCommitLog=536870912")
+    slave.service.turn()
+    slave.service.turn()
+    (problem,) = slave.service.problems()
+    assert "536870912 bytes (mappedFileSizeCommitLog), and those of this node 1073741824" in problem
+    assert [one.getMessage() for one in caplog.records] == [problem]
+    slave.log = None  # this node was promoted
+    assert slave.service.problems() == []
 
 
 def test_a_broker_with_light_queues(slave: Slave, broker: Broker) -> None:

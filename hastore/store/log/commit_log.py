@@ -303,7 +303,10 @@ class CommitLog:
         start = self.max_offset
         end = start + len(data)
         if end > file.end:
-            raise UsageError(f"{len(data)} bytes at offset {start} cross a file boundary")
+            raise UsageError(
+                f"{len(data)} bytes at offset {start} cross a file boundary: they are of a log"
+                f" whose files have another size than store.commitlog_file_size, {self.file_size}"
+            )
         try:
             file.pwrite(data, start)
         except OSError as failure:
