@@ -141,12 +141,7 @@ def recover(
         synced=flushed if power_lost else _NOWHERE,
         kept=0 if limits is None or commit_log.form.lead else min(flushed, rocketmq_end),
     )  # fmt: skip
-    if scan.wrong_crcs:
-        log.warning(
-            "the record at %d, of a RocketMQ master, has a wrong CRC (one of %d records): it stays "
-            "in the log, as RocketMQ's slaves keep it; `hastore log verify` tells more",
-            scan.wrong_crcs[0], len(scan.wrong_crcs),
-        )  # fmt: skip
+    _tell_wrong_crcs(scan.wrong_crcs)
     if scan.end < protected:
         raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
     if limits is None and scan.form.lead:
@@ -296,6 +291,15 @@ def _with_wrong_crc(data: memoryview, at: int, end: int, scan: _Scan) -> int:
         return 0
     scan.wrong_crcs.append(scan.end)
     return size
+
+
+def _tell_wrong_crcs(places: list[int]) -> None:
+    if places:
+        log.warning(
+            "the record at %d, of a RocketMQ master, has a wrong CRC (one of %d records): it stays "
+            "in the log, as RocketMQ's slaves keep it; `hastore log verify` tells more",
+            places[0], len(places),
+        )  # fmt: skip
 
 
 def _is_torn(data: memoryview, at: int, end: int, position: int) -> bool:
