@@ -490,10 +490,9 @@ class TakeOver:
             return lost[topic, queue], lost[topic, queue]
         queues = self._store.queues
         known = queues.queue_range(topic, queue)
-        single = queues.single(topic, queue)
-        if known is None or single is None:
-            return known
-        return known[0], min(known[1], single.files.first_at(floor))
+        if known is None:
+            return None
+        return known[0], min(known[1], queues.end_before(topic, queue, floor))
 
 
 def _fit(offset: int, known: tuple[int, int] | None) -> int:

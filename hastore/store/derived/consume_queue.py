@@ -733,6 +733,11 @@ class ConsumeQueueTable:
         found = dict(self._ended.get(topic, ()))
         return {queue: end for queue, (end, known) in found.items() if known or is_whole}
 
+    def end_before(self, topic: str, queue_id: int, offset: int) -> int:
+        """Return at which queue offset a queue ended before this offset of the log."""
+        kinds = self._kinds(topic, queue_id)
+        return max((one.ended_before(offset)[0] for one in kinds), default=0)
+
     def has(self, topic: str) -> bool:
         """Whether a topic has queues, perhaps without records that show."""
         return topic in self._ids

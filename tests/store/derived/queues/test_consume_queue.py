@@ -185,6 +185,24 @@ def test_inner_batches_have_queues_of_their_own(tmp_path: Path) -> None:
     assert derived.queues.topics() == {"T": {0: (0, 4)}}
 
 
+def test_where_a_queue_ended_before_a_place_of_the_log(tmp_path: Path) -> None:
+    """By it positions beyond a broker's log are moved to its end, and not to what came since."""
+    log = MemoryLog()
+    for base in (0, 3):
+        properties = b"INNER_NUM\x013\x02INNER_BASE\x01%d\x02" % base
+        log.append(sys_flag=FLAG_INNER_BATCH, queue_offset=base, properties=properties)
+        log.append(topic="plain", queue_offset=base // 3)
+    end = log.max_offset
+    for number in range(6, 9):
+        log.append(queue_offset=number)
+        log.append(topic="plain", queue_offset=number - 4)
+    queues = replayed(tmp_path, log).queues
+    assert queues.queue_range("T", 0) == (0, 9)
+    assert queues.end_before("T", 0, end) == 6 and queues.end_before("T", 0, log.max_offset) == 9
+    assert queues.end_before("plain", 0, end) == 2
+    assert queues.end_before("none", 0, end) == 0
+
+
 @pytest.mark.parametrize("batches_first", [True, False])
 def test_a_search_by_time_looks_at_single_records_and_inner_batches(
     tmp_path: Path, *, batches_first: bool
