@@ -348,6 +348,8 @@ class ConsumerCore(Core):
         committed: dict[int, Position] = {}
         if self.group:
             committed = yield from self._committed(self.group, order, deadline)
+            if self._start == "latest" and not (committed.keys() & ranges.keys()):
+                committed = yield from self._committed_by_master(self.group, deadline)
         readers = {}
         # If the group has a position here, the queues without one have come after it.
         at_end = self._start == "latest" and not (committed.keys() & ranges.keys())
@@ -433,6 +435,22 @@ class ConsumerCore(Core):
         reply, _ = yield from self.requester.ask_in_turn(
             order, lambda rid: api.Fetch(rid, group, self.topic), deadline
         )
+        return expect(api.Positions, reply).positions
+
+    def _committed_by_master(self, group: str, deadline: float) -> Steps[dict[int, Position]]:
+        """Return what the master knows: a slave that lags has no position of a group that has one.
+
+        Reading would begin at the end then, and hide what lies before.
+        """
+        try:
+            reply, _ = yield from self.requester.ask_master(
+                lambda rid: api.Fetch(rid, group, self.topic), self.requester.left_s(deadline)
+            )
+        except UnreachableError as failure:
+            raise UnreachableError(
+                f'start="latest": only the master can say that group {group} has no position in '
+                f"topic {self.topic} yet: {failure}"
+            ) from failure
         return expect(api.Positions, reply).positions
 
     def _ranges_now(self, deadline: float) -> Steps[dict[int, tuple[int, int]]]:

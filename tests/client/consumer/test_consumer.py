@@ -138,6 +138,28 @@ def test_a_group_at_the_latest_reads_queues_that_came_meanwhile(node: Node) -> N
         assert consumer.lag() == {4: 0, 5: 0}, "its own queues are new to the group"
 
 
+def test_only_the_master_says_that_a_group_begins_at_the_latest(
+    make_node: Callable[..., Node],
+) -> None:
+    """A slave that lags has the messages, and not the group's first commit."""
+    master, slave = make_node(1), make_node(2)
+    fill(master, 8)
+    fill(slave, 8)
+    slave.backend.writable = False
+    with Consumer("t", [master.address], group="g") as consumer:
+        assert len(consumer.poll(1, 60)) == 1
+        consumer.commit()
+    introduce(master, slave)
+    master.stop()
+    with Consumer("t", [slave.address], group="g", start="latest", timeout_s=0.5) as consumer:
+        assert consumer.poll(timeout_s=0.1) == []
+        with pytest.raises(UnreachableError, match="only the master can say .* no writable master"):
+            consumer.positions()
+        master.restart()
+        assert len(read(consumer, 7)) == 7
+        assert sum(each.queue_offset for each in consumer.positions().values()) == 8
+
+
 @pytest.mark.parametrize("begins_before_the_topic", [True, False])
 def test_queues_that_a_topic_gets_later_are_read_too(
     node: Node, monkeypatch: pytest.MonkeyPatch, begins_before_the_topic: bool
