@@ -507,6 +507,7 @@ class FakeBackend:
             nodes=self.nodes,
             reason=self.writable_reason(),
             default_queues=self.store.default_queues,
+            queues=self.store.topic_table.other_queues,
         )
 
     def without_remoting(self) -> set[int]:

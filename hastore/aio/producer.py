@@ -332,8 +332,13 @@ class LoopDriver:
         return admitted
 
     def _must_wait(self, queued: _Queued) -> bool:
-        """Whether there is no master to send to yet, or no room in the window."""
+        """Whether no master or not its topic's queues are known yet, or the window has no room."""
         if self.core.master_found:
+            if not self.core.cluster.knows_queues(queued.topic) and any(
+                draft.queue is None for draft in queued.drafts
+            ):
+                self.core.want_queues(queued.topic)
+                return True
             return not self._window.has_room(len(queued.drafts))
         return self.core.refused is None
 

@@ -549,6 +549,9 @@ class TimeFound(_Message, frozen=True, tag="time."):
     cut_short: bool = False
 
 
+MAP_TOPICS = 1_000  # in `queues` of a map, of more the first by name; AskConfigs has the others
+
+
 class MapInfo(_Message, frozen=True):
     """A node's view of its group: its own state, and the master that it knows."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from hastore.client.connections.bootstrap import is_connectable
 from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.client.lifecycle import CarefulLog
-from hastore.protocol.api import MapInfo
+from hastore.protocol.api import MAP_TOPICS, Configs, MapInfo, Reply
 
 log = CarefulLog(logging.getLogger(__name__))
 
@@ -47,6 +47,8 @@ class ClusterView:
         self.master: str | None = None
         self.default_queues = 4
         self.queues: Mapping[str, int] = {}  # of topics that have another number
+        # Of topics for which the map has no room, as the master has answered a question for each.
+        self.more_queues: dict[str, int] = {}
 
     def learn(self, address: str, info: MapInfo) -> bool:
         """Apply a node's map; returns whether it shows a new master or a new epoch."""
@@ -77,7 +79,22 @@ class ClusterView:
 
     def queues_of(self, topic: str) -> int:
         """Return how many queues a message without a queue may go to."""
-        return max(1, self.queues.get(topic, self.default_queues))
+        queues = self.queues.get(topic)
+        if queues is None:
+            queues = self.more_queues.get(topic, self.default_queues)
+        return max(1, queues)
+
+    def knows_queues(self, topic: str) -> bool:
+        """Whether `queues_of` is certain: a map lists the first MAP_TOPICS topics only."""
+        queues = self.queues
+        return len(queues) < MAP_TOPICS or topic in queues or topic in self.more_queues
+
+    def note_queues(self, topic: str, reply: Reply) -> None:
+        """Take the master's answer to AskConfigs: a topic that it does not have is a new one."""
+        found = self.default_queues
+        if isinstance(reply, Configs):
+            found = next((one.write_queues for one in reply.topics if one.name == topic), found)
+        self.more_queues[topic] = found
 
     def _is_master(self, info: MapInfo) -> bool:
         """Whether a map is of the node that is followed, perhaps by another of its addresses."""

@@ -30,6 +30,7 @@ timeout, and ends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -194,6 +195,20 @@ class IoDriver:
             lambda: core.master_found or window.closed or core.refused is not None, timeout_s
         )
         return core.master_found
+
+    def wait_queues(self, topic: str, timeout_s: float) -> None:
+        """Wait until it is known how many queues a topic has, or the time is over.
+
+        A Future's callback does not wait: a queue that is not there is chosen again.
+        """
+        core, window = self.core, self._window
+        core.want_queues(topic)
+        self.wake()
+        with contextlib.suppress(ClientError):
+            self._wait_for(
+                lambda: core.cluster.knows_queues(topic) or window.closed or bool(core.refused),
+                timeout_s,
+            )
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until all entries admitted so far are settled; False if the time is over first."""

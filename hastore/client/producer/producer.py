@@ -577,6 +577,9 @@ class Producer(ProducerClient, Closable):
             if core.refused is not None:
                 raise NotAuthenticatedError(core.refused)
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
+        if not core.cluster.knows_queues(topic):
+            left_ms = expires_ms - self._clock.monotonic_ms()
+            self._driver.wait_queues(topic, max(0.0, left_ms) / 1000.0)
         return self._preparer.choose_queue(topic, key, core.cluster.queues_of(topic))
 
 

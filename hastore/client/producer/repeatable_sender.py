@@ -134,8 +134,17 @@ class RepeatableSender:
         self.last_known: int | None = None  # the greatest number that was stored at the beginning
 
     def queues_of(self, topic: str) -> int:
-        """Return how many queues a topic has for messages without one."""
-        return self._requester.cluster.queues_of(topic)
+        """Return how many queues a topic has for messages without one.
+
+        Raises UnreachableError if no master answers and the map has no room for the topic.
+        """
+        requester, cluster = self._requester, self._requester.cluster
+        if not cluster.knows_queues(topic):
+            reply, _ = requester.run_steps(
+                requester.ask_master(lambda rid: api.AskConfigs(rid, topic), self._timeout_s)
+            )
+            cluster.note_queues(topic, reply)
+        return cluster.queues_of(topic)
 
     @property
     def unconfirmed(self) -> tuple[int, int] | None:

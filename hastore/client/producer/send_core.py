@@ -46,10 +46,12 @@ LATE_MS = 300.0  # a frame unanswered for so long is late: the client asks which
 ASK_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
 ATTEMPT_SLACK_MS = 1_000.0
+QUEUES_MS = 1_000.0  # a question for a topic's queues without an answer is sent again
 LAST_TRY_MS = 50.0  # a refused entry is not sent again so shortly before its deadline
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _ILLEGAL = Status.MESSAGE_ILLEGAL
+_FOR_NOW = (Status.BUSY, Status.SERVICE_NOT_AVAILABLE)  # a later try may succeed
 _NEVER = float("inf")
 _QUEUE_AT = offset_of("queue_id")
 _QUEUE = header_struct("queue_id", start=_QUEUE_AT)
@@ -96,6 +98,9 @@ class SendCore:
         # Refused, perhaps for the queue that was chosen: nothing else is sent before it is known.
         self._misplaced: list[Entry] = []
         self._map_after: int | None = None  # the master's next map of a greater request says it
+        # Topics whose queues the master is asked for, and when that is due; threads add to it.
+        self._wanted: dict[str, float] = {}
+        self._asked: dict[int, str] = {}  # these questions under way, by request number
         self._paused_until_ms = 0.0
         self._pauses = 0
         self._next_ask_ms = 0.0
@@ -114,10 +119,11 @@ class SendCore:
             self._end_refused(self.refused)
         if (
             self._frames or not self._window.is_settled or self.cluster.master is None
-            or len(self.calls)
+            or len(self.calls) or self._wanted
         ):  # fmt: skip
             self._expire(now)
             self.calls.step(now, self.cluster.master)
+            self._ask_queues(now)
             if self._options.leave_ms is not None and self._unsent:
                 self._leave(now, self._options.leave_ms)
             self._check_answers(now)
@@ -136,6 +142,13 @@ class SendCore:
         self._unsent += self._window.take_admitted()
         self._transmit(now)
         self.interrupted = False
+
+    def want_queues(self, topic: str) -> None:
+        """Let the master be asked how many queues a topic has; any thread may call this.
+
+        The caller then wakes the driver. `cluster.knows_queues` says when the answer is there.
+        """
+        self._wanted.setdefault(topic, 0.0)
 
     @property
     def refused(self) -> str | None:
@@ -159,6 +172,8 @@ class SendCore:
             until = min(until, self.calls.due_ms(now, master))
             if master is None:
                 until = min(until, self._next_ask_ms)
+        if wanted := list(self._wanted.values()):
+            until = min(until, self._next_ask_ms if master is None else min(wanted))
         first_ms = self._first_sent_ms()
         if first_ms is not None:
             until = min(until, max(first_ms + LATE_MS, self._next_ask_ms))
@@ -172,7 +187,7 @@ class SendCore:
     def under_way(self) -> int:
         """Return the number of entries to send, frames in flight and Outcomes to notify, summed."""
         waiting = len(self._window.incoming) + len(self._unsent) + self.calls.ends
-        waiting += len(self._misplaced)
+        waiting += len(self._misplaced) + len(self._wanted)
         return waiting + len(self._frames) + len(self.ended)
 
     def is_idle(self) -> bool:
@@ -232,6 +247,7 @@ class SendCore:
                 self._mark_unknown(entry)
         self._frames.clear()
         self._misplaced.clear()
+        self._want_queues_again()
         self.calls.roll_back()
         self._run += 1
         self._at = self._acked_bytes = 0
@@ -285,6 +301,8 @@ class SendCore:
             is_awaited = self._map_after is not None and reply.rid > self._map_after
             if is_awaited and arrival.address == self.cluster.master:
                 self._map_after = None
+        elif reply.rid in self._asked:
+            self._on_queues(reply)
         elif len(self.calls):
             self._on_call_answer(arrival, now)
 
@@ -301,6 +319,7 @@ class SendCore:
         if self.cluster.lose_connection(arrival):
             self._roll_back(list(self._frames.values()), unknown=True)
             self.calls.roll_back()
+            self._want_queues_again()
             self._ask_for_master(now)
 
     def _follow_master(self, before: str | None) -> None:
@@ -310,6 +329,7 @@ class SendCore:
         self._roll_back(list(self._frames.values()), unknown=True)
         self.calls.roll_back()
         self._doubt_results()
+        self._want_queues_again()
         self._paused_until_ms = 0.0
         self.master_found = True
 
@@ -341,6 +361,9 @@ class SendCore:
         if _ILLEGAL in (reply.status, *(reply.statuses or ())):  # a topic may have fewer queues now
             self._map_after = next(self._rids)
             self._ask_for_master(now)
+            for entry in self._misplaced:
+                if entry.topic in self.cluster.more_queues:
+                    self._wanted[entry.topic] = 0.0
         if again:
             self._unsent = in_order([*again, *self._unsent])
             self._pause(now)
@@ -354,6 +377,40 @@ class SendCore:
             if cluster.queues_of(topic) < before.get(topic, cluster.default_queues):
                 self._shrunk.add(topic)
                 self._drains = True
+
+    def _ask_queues(self, now: float) -> None:
+        """Ask for the queues of topics that the map may have no room for."""
+        master = self.cluster.master
+        if master is None:
+            return
+        for topic, due_ms in list(self._wanted.items()):
+            if now < due_ms:
+                continue
+            rid = next(self._rids)
+            self._asked[rid] = topic
+            if self._transport.send(master, api.AskConfigs(rid, topic)):
+                self._wanted[topic] = now + QUEUES_MS
+            else:
+                del self._asked[rid]
+                self._wanted[topic] = now + PAUSES_MS[0]
+
+    def _on_queues(self, reply: api.Reply) -> None:
+        """Note how many queues a topic has."""
+        topic = self._asked.pop(reply.rid)
+        if isinstance(reply, api.Failed) and reply.status in _FOR_NOW:
+            return  # it is asked again
+        before = self.cluster.queues_of(topic)
+        self.cluster.note_queues(topic, reply)
+        if self.cluster.queues_of(topic) < before:
+            self._shrunk.add(topic)
+            self._drains = True
+        self._wanted.pop(topic, None)
+
+    def _want_queues_again(self) -> None:
+        """Ask another master, or over another connection, also for what has been answered."""
+        self._asked.clear()
+        for topic in [*self.cluster.more_queues, *self._wanted]:
+            self._wanted[topic] = 0.0
 
     def _place(self, entry: Entry) -> bool:
         """Choose an entry's queue again if its topic does not have it; return whether it did."""
@@ -489,7 +546,7 @@ class SendCore:
                     self._transport.reopen(master)
             wanted = age > LATE_MS or self.cluster.master is None
         else:
-            waits = self._unsent or not self.master_found or len(self.calls)
+            waits = self._unsent or not self.master_found or len(self.calls) or self._wanted
             wanted = bool(self._misplaced) or (self.cluster.master is None and bool(waits))
         if wanted and now >= self._next_ask_ms:
             self._ask_for_master(now)
@@ -517,7 +574,10 @@ class SendCore:
     def _transmit(self, now: float) -> None:
         if self._drains or self._misplaced:
             # In order: what is in flight may be refused too, and is before later ones of its keys.
-            if self._frames or (self._misplaced and self._map_after is not None):
+            waits = self._map_after is not None or any(
+                entry.topic in self._wanted for entry in self._misplaced
+            )
+            if self._frames or (self._misplaced and waits):
                 return
             self._drains = False
             self._place_again()
