@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hastore
 from hastore.client.lifecycle import refuse_pickling
 from hastore.client.messages import Message, SendResult
+from hastore.client.producer.futures import watch
 from hastore.client.producer.preparer import NO_PROPERTIES, Body, OutgoingMessage, Properties
 from hastore.client.producer.producer import Producer
 from hastore.errors import HastoreError, UsageError
@@ -157,7 +159,7 @@ class TracedProducer(_Traced):
         span, given = self._begin_one(topic, body, properties)
         with _ending(span, only_failures=True):
             future: Future[SendResult] = self._producer.send(topic, body, properties=given, **more)
-        future.add_done_callback(lambda ended: _end_with(span, ended))
+        watch(future, partial(_end_with, span))
         return future
 
     def send_sync(
@@ -177,7 +179,7 @@ class TracedProducer(_Traced):
         span, given = self._begin_batch(topic, messages)
         with _ending(span, only_failures=True):
             future: Future[list[SendResult]] = self._producer.send_batch(topic, given, **more)
-        future.add_done_callback(lambda ended: _end_with(span, ended))
+        watch(future, partial(_end_with, span))
         return future
 
     def transaction(
@@ -309,11 +311,10 @@ def _ending(span: Span, *, only_failures: bool = False) -> Iterator[None]:
         span.end()
 
 
-def _end_with(span: Span, future: Future[Any]) -> None:
+def _end_with(span: Span, failure: BaseException | None, result: Any) -> None:
     """End the span of a message, or of a batch, whose Future has ended."""
-    failure = None if future.cancelled() else future.exception()
-    if failure is not None:
+    if isinstance(result, SendResult):
+        _note(span, result)
+    elif failure is not None and not isinstance(failure, CancelledError):
         _fail(span, failure)
-    elif not future.cancelled() and isinstance(future.result(), SendResult):
-        _note(span, future.result())
     span.end()

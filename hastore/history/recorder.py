@@ -9,9 +9,11 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, Self
 
 from hastore.client.messages import Message, SendResult
+from hastore.client.producer.futures import watch
 from hastore.client.producer.preparer import Body, OutgoingMessage
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (
@@ -230,7 +232,7 @@ class RecordedProducer:
         except BaseException as failure:
             self._calls.fail(op, failure)
             raise
-        future.add_done_callback(lambda done: self._ended([op], done))
+        watch(future, partial(self._ended, [op]))
         return future
 
     def send_sync(self, topic: str, body: Body, **more: Any) -> SendResult:
@@ -255,7 +257,7 @@ class RecordedProducer:
                 ops.append(self._begin(topic, one, None, delayed=False))
         with self._failing(ops):
             future: Future[list[SendResult]] = self._producer.send_batch(topic, given, **more)
-        future.add_done_callback(lambda done: self._ended(ops, done))
+        watch(future, partial(self._ended, ops))
         return future
 
     def transaction(self, topic: str, body: Body, **more: Any) -> Any:
@@ -293,15 +295,13 @@ class RecordedProducer:
                 self._calls.fail(op, failure)
             raise
 
-    def _ended(self, ops: list[int], done: Future[Any]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if done.cancelled() or error is not None:
+    def _ended(self, ops: list[int], error: BaseException | None, results: Any) -> None:
+        if error is not None:
             # Of a batch that failed, some messages may be stored.
-            known = error if error is not None and len(ops) == 1 else TimeoutError(str(error))
+            known = error if len(ops) == 1 else TimeoutError(str(error))
             for op in ops:
                 self._calls.fail(op, known)
             return
-        results = done.result()
         for op, result in zip(ops, [results] if isinstance(results, SendResult) else results,
                               strict=True):  # fmt: skip
             self._calls.end(op, result)

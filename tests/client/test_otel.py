@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import hastore.aio
 from hastore import Consumer, Decision, Message, OutgoingMessage, Producer, SendResult, Status
 from hastore.client.producer.cluster_producer import ClusterProducer
-from hastore.errors import MessageIllegalError, UsageError
+from hastore.errors import MessageIllegalError, NotStoredError, UsageError
 from hastore.otel import AsyncTracedProducer, TracedProducer, context_of, processing
 from hastore.testing import Group, group
 
@@ -241,3 +241,16 @@ def test_without_opentelemetry_the_import_says_what_to_install() -> None:
     assert done.stderr.strip().endswith(
         "HastoreError: hastore.otel needs OpenTelemetry: pip install 'hastore[otel]'"
     )
+
+
+def test_a_trace_does_not_count_as_having_asked_how_a_send_ended(
+    traces: Traces, caplog: pytest.LogCaptureFixture
+) -> None:
+    nobody = Producer("tcp://127.0.0.1:9", delivery_timeout_s=0.2)
+    with TracedProducer(nobody, traces.provider) as producer:
+        producer.send("t", b"1", queue=0)
+        producer.send_batch("t", [b"2"], queue=0)
+        with pytest.raises(NotStoredError):
+            producer.send("t", b"3", queue=0).result(60)
+    assert "whose Futures nobody has asked: 2;" in caplog.text
+    assert [span.status.status_code for span in traces.spans] == [StatusCode.ERROR] * 3

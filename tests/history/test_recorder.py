@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hastore import OutgoingMessage, Position, SendResult, Status
+from hastore import OutgoingMessage, Position, Producer, SendResult, Status
 from hastore.client.consumer.sharing import TopicQueue
 from hastore.client.messages import decode_messages
 from hastore.errors import (
@@ -391,3 +391,14 @@ def test_faults_and_rows_are_recorded() -> None:
     recorder.close()
     recorder.fault("kill", 1)
     assert len(events) == 4, "nothing after the end"
+
+
+def test_a_recorder_does_not_count_as_having_asked_how_a_send_ended(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Recorder(tmp_path / "history") as recorder:
+        nobody = Producer("tcp://127.0.0.1:9", delivery_timeout_s=0.2)
+        with recorder.producer(nobody) as producer:
+            producer.send("t", b"1", queue=0)
+            producer.send_batch("t", [b"2"], queue=0)
+    assert "whose Futures nobody has asked: 2;" in caplog.text

@@ -31,7 +31,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol, TypeVar
 
 from hastore.client.lifecycle import CarefulLog
@@ -44,6 +44,7 @@ from hastore.service import Sleeper
 log = CarefulLog(logging.getLogger(__name__))
 
 Value = TypeVar("Value")
+Watch = Callable[[BaseException | None, Any], object]  # the exception or None, and the result
 _PENDING = "PENDING"  # the stdlib's own names
 _FINISHED = "FINISHED"
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
@@ -155,6 +156,19 @@ class Unread:
             f"sends that have failed, and whose Futures nobody has asked: {self.count}; "
             f"the last failure: {self.last}"
         )
+
+
+class _Watcher:
+    """A callback of what only looks on: with it nobody has asked how the Future ended."""
+
+    __slots__ = ("_fn",)
+
+    def __init__(self, fn: Watch) -> None:
+        self._fn = fn
+
+    def __call__(self, future: SendFuture[Any]) -> None:
+        failure = future._exception
+        self._fn(failure, future.result() if failure is None else None)
 
 
 class _Observers:
@@ -271,6 +285,10 @@ class SendFuture(Future[Value]):
         if self._state == _FINISHED:
             self._make_call(call)
 
+    def watch(self, fn: Watch) -> None:
+        """Call `fn` as a callback; the caller of `send` does not count as having asked by it."""
+        self.add_done_callback(_Watcher(fn))
+
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
         """End it with record `begin` of a reply; with `end`, with its records [begin, end)."""
         self._receipt = (topic, reply, begin, end)
@@ -355,11 +373,29 @@ class SendFuture(Future[Value]):
             fn = call.pop()  # one step: only one thread gets the callback
         except IndexError:
             return
-        self._note_read()
+        if not isinstance(fn, _Watcher):
+            self._note_read()
         try:
             fn(self)
         except Exception:
             log.exception("a Future's callback failed: %r", fn)
+
+
+def watch(future: Future[Any], fn: Watch) -> None:
+    """Call `fn` once a producer's Future has ended, for what only looks on, such as a trace.
+
+    So what the application did not ask about is still said when the producer is closed. Of a Future
+    of another kind that was cancelled, the exception is a CancelledError.
+    """
+    if isinstance(future, SendFuture):
+        future.watch(fn)
+        return
+
+    def call(done: Future[Any]) -> None:
+        failure = CancelledError() if done.cancelled() else done.exception()
+        fn(failure, done.result() if failure is None else None)
+
+    future.add_done_callback(call)
 
 
 def results_of(topic: str, reply: PutDone, begin: int, end: int | None) -> Any:
