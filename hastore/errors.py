@@ -42,6 +42,7 @@ The commands end with exit code 1 for every error that has no other code here.
 """
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -246,9 +247,12 @@ class NotStoredError(ClientError):
 
 
 class DurabilityError(ClientError):
-    """The message is stored but not confirmed at the requested level; `result` says where it is."""
+    """The message is stored but not confirmed at the requested level.
 
-    def __init__(self, message: str, result: object) -> None:
+    `result`, a SendResult, says where it is.
+    """
+
+    def __init__(self, message: str, result: Any) -> None:
         super().__init__(message)
         self.result = result
 
@@ -284,7 +288,7 @@ class PositionBehindError(ClientError):
 class PositionLostError(ClientError):
     """The position is below the minimum offset, beyond the end, or was cut away by a failover.
 
-    `topic` and `queue_id` are the position's queue; `common` is the last valid position. Each is
+    `topic` and `queue_id` are the position's queue; `common` is the last valid Position. Each is
     None if unknown.
     """
 
@@ -292,7 +296,7 @@ class PositionLostError(ClientError):
         self,
         message: str,
         queue_id: int | None = None,
-        common: object = None,
+        common: Any = None,
         topic: str | None = None,
     ) -> None:
         super().__init__(message)

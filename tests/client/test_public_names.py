@@ -170,3 +170,10 @@ def test_every_error_is_on_the_page() -> None:
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.ClientError | errors.UsageError):
             assert f"`{name}`" in table, name
+
+
+def test_the_parts_of_errors_are_of_use_to_a_typed_program() -> None:
+    """A type checker lets nobody use an `object`, such as the position to go on at."""
+    for kind in classes():
+        if issubclass(kind, errors.HastoreError):
+            assert object not in get_type_hints(kind.__init__).values(), kind

@@ -166,7 +166,7 @@ class _Watcher:
     def __init__(self, fn: Watch) -> None:
         self._fn = fn
 
-    def __call__(self, future: SendFuture[Any]) -> None:
+    def __call__(self, future: Future[Any]) -> None:
         failure = future._exception
         self._fn(failure, future.result() if failure is None else None)
 
