@@ -9,6 +9,7 @@ The records in which a log keeps the positions are protocol/committed_positions.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 
@@ -43,6 +44,8 @@ from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.protocol import api
 from hastore.protocol.committed_positions import TAKEN_OVER, PositionMap, decode_commit
 from hastore.record.topic_records import MAX_QUEUES
+
+log = logging.getLogger(__name__)
 
 Offsets = dict[int, int]  # queue -> the next queue offset
 _TABLE = "offsetTable"
@@ -159,7 +162,8 @@ class Positions(Blocking):
     def all(self) -> Steps[dict[tuple[str, str], Offsets]]:
         """Return every group's positions in every topic, read from the topic of commits.
 
-        Raises ClientError if a commit in that topic cannot be read.
+        Raises ClientError if that topic cannot be read. A record that a client has put there, and
+        that is no commit, is logged and passed over, as nodes do.
         """
         reply, _ = yield from self._requester.ask_master(_ask_topics, self._timeout_s)
         queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
@@ -191,8 +195,9 @@ class Positions(Blocking):
 def _note(found: PositionMap, body: bytes, offset: int) -> None:
     try:
         commit = decode_commit(body)
-    except CorruptRecordError as error:
-        raise ClientError(f"a commit in {api.POSITIONS_TOPIC} cannot be read: {error}") from error
+    except CorruptRecordError as failure:
+        log.warning("no commit at offset %d: %s", offset, failure)
+        return
     found.apply_commit(commit, offset)
 
 

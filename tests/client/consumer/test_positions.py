@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.client.consumer.positions_client import fit, format_offsets, parse_offsets
+from hastore import Consumer, Producer
+from hastore.client.consumer.positions_client import (
+    Positions,
+    fit,
+    format_offsets,
+    parse_offsets,
+)
 from hastore.errors import UsageError
+from hastore.protocol.api import POSITIONS_TOPIC
+from tests.client.conftest import Node
 
 # As a broker 5.3.3 writes it: with numbers as keys.
 OF_A_BROKER = """{
@@ -67,3 +75,18 @@ def test_positions_are_moved_into_the_log():
     ranges = {0: (10, 50), 1: (0, 5)}
     assert fit({0: 3, 1: 5, 2: 7}, ranges) == {0: 10, 1: 5}
     assert fit({0: 51, 1: 2}, ranges) == {0: 50, 1: 2}
+
+
+def test_a_record_that_is_no_commit_is_passed_over(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any client may put one into the topic of the commits; the nodes pass it over, too."""
+    with Producer([node.address]) as producer:
+        producer.send_sync("t", b"1", queue=0)
+        producer.send_sync(POSITIONS_TOPIC, b"no commit", queue=0)
+        with Consumer("t", [node.address], group="g", queues=[0]) as consumer:
+            assert len(consumer.poll(1, 60)) == 1
+            consumer.commit()
+    with Positions([node.address]) as positions:
+        assert positions.all() == {("g", "t"): {0: 1}}
+    assert "no commit at offset" in caplog.text
