@@ -13,9 +13,10 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import weakref
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -63,9 +64,14 @@ class GroupProducer(Producer):
         options: SendOptions,
         security: Security | None,
         clock: Clock,
+        refuse: Callable[[], Callable[[], None] | None],
     ) -> None:
-        """Start to connect to the nodes, wherever they are; the arguments were checked."""
+        """Start to connect to the nodes, wherever they are; the arguments were checked.
+
+        `refuse` refers to what raises ClientError in the threads of all groups' producers.
+        """
         self.name = nodes.names[1]
+        self._refuse = refuse
         prover = make_prover(security)
         self._transport = FollowingTransport(clock, nodes.names, nodes.addresses, prover)
         self._open(list(nodes.addresses()), options, None, security, clock)
@@ -78,6 +84,12 @@ class GroupProducer(Producer):
         limit_s = waiting_limit("timeout_s", timeout_s)
         if not (self._lifecycle.closed or self._lifecycle.forked):
             self._flush(self._timeout_ms / 1000.0 + 1.0 if limit_s is None else limit_s)
+
+    def _refuse_waiting(self) -> None:
+        """Raise ClientError in a callback, of whichever group: two would wait for each other."""
+        refuse = self._refuse()
+        if refuse is not None:
+            refuse()
 
     def end(self, timeout_s: float | None = None) -> None:
         """Close it, for the cluster's producer."""
@@ -121,7 +133,7 @@ class ClusterProducer(Producer):
         self._timeout_ms = options.delivery_timeout_ms
         self._make = partial(
             GroupProducer, options=replace(options, leave_ms=LEAVE_MS), security=security,
-            clock=clock,
+            clock=clock, refuse=weakref.WeakMethod(self._refuse_threads),
         )  # fmt: skip
         self._cluster = cluster.cluster
         self._groups = ClusterGroups(cluster, security, clock)
@@ -245,10 +257,13 @@ class ClusterProducer(Producer):
 
     def _refuse_callback(self) -> None:
         """Raise ClientError in the threads that call the callbacks of Futures."""
-        for one in list(self._producers.values()):
-            one._refuse_callback()
+        self._refuse_threads()
         if threading.current_thread() is self._mover:
             raise ClientError("a Future's callback must not wait: the producer's thread runs it")
+
+    def _refuse_threads(self) -> None:
+        for one in list(self._producers.values()):
+            one._refuse_callback()
 
     def _flush(self, limit_s: float | None) -> bool:
         for one in list(self._producers.values()):

@@ -196,15 +196,17 @@ class IoDriver:
         )
         return core.master_found
 
-    def wait_queues(self, topic: str, timeout_s: float) -> None:
+    def wait_queues(self, topic: str, timeout_s: float, refuse: Callable[[], None]) -> None:
         """Wait until it is known how many queues a topic has, or the time is over.
 
-        A Future's callback does not wait: a queue that is not there is chosen again.
+        A Future's callback does not wait, as `refuse` says: a queue that is not there is chosen
+        again.
         """
         core, window = self.core, self._window
         core.want_queues(topic)
         self.wake()
         with contextlib.suppress(ClientError):
+            refuse()
             self._wait_for(
                 lambda: core.cluster.knows_queues(topic) or window.closed or bool(core.refused),
                 timeout_s,

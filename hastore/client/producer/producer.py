@@ -391,6 +391,9 @@ class Producer(ProducerClient, Closable):
         """Raise ClientError in a Future's callback, before a message is sent that it waits for."""
         self._driver.refuse_own_thread()
 
+    def _refuse_waiting(self) -> None:
+        """Raise ClientError if a call must not wait here; the driver refuses its own thread."""
+
     def _flush(self, limit_s: float | None) -> bool:
         return self._driver.flush(limit_s)
 
@@ -560,6 +563,7 @@ class Producer(ProducerClient, Closable):
 
     def _wait_room(self, count: int, expires_ms: float) -> float:
         """Wait until the window has room, at most until `expires_ms`; return the time."""
+        self._refuse_waiting()
         left_ms = expires_ms - self._clock.monotonic_ms()
         self._driver.wait_room(count, max(0.0, left_ms) / 1000.0)
         return self._clock.monotonic_ms()
@@ -579,7 +583,7 @@ class Producer(ProducerClient, Closable):
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
         if not core.cluster.knows_queues(topic):
             left_ms = expires_ms - self._clock.monotonic_ms()
-            self._driver.wait_queues(topic, max(0.0, left_ms) / 1000.0)
+            self._driver.wait_queues(topic, max(0.0, left_ms) / 1000.0, self._refuse_waiting)
         return self._preparer.choose_queue(topic, key, core.cluster.queues_of(topic))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import pytest
 
 from hastore import Producer
 from hastore.client.producer import cluster_producer
+from hastore.errors import ClientError
 from tests.client.conftest import Node
 
 LIMIT_S = 120.0
@@ -71,3 +73,29 @@ def test_a_groups_producer_follows_it_to_other_addresses(
             assert own.send_sync("t", b"again").status == "PUT_OK"
         groups.groups = {}
         assert own.send_sync("t", b"5").status == "PUT_OK", "without ZooKeeper all stays"
+
+
+def test_callbacks_of_two_groups_do_not_wait_for_each_others_room(
+    make_node: Callable[..., Node], groups: Groups
+) -> None:
+    """Each runs in the thread that the other one's messages need."""
+    nodes = {"a": make_node(1), "b": make_node(2)}
+    groups.groups = {name: Seen((node.address,)) for name, node in nodes.items()}
+    both, all_done, said = threading.Barrier(2), threading.Barrier(3), []
+    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=LIMIT_S, max_in_flight=1) as producer:
+
+        def go_on(other: str) -> None:
+            both.wait(LIMIT_S)  # its own answer has come, and makes room
+            producer.group(other).send("t", b"fills the room", queue=0)
+            both.wait(LIMIT_S)
+            try:
+                producer.group(other).send("t", b"has to wait", queue=0)
+            except ClientError as refused:
+                said.append(str(refused))
+            all_done.wait(LIMIT_S)
+
+        for name, other in (("a", "b"), ("b", "a")):
+            first = producer.group(name).send("t", b"1", queue=0)
+            first.add_done_callback(lambda _, other=other: go_on(other))  # type: ignore[misc]
+        all_done.wait(LIMIT_S / 2)
+    assert len(said) == 2 and all("must not wait" in each for each in said)
