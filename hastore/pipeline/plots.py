@@ -21,6 +21,7 @@ SHOWN_MS = (-62_135_596_800_000, 253_402_300_799_999)  # the years 1 to 9999: ma
 _LINEAR_BYTES = 1_000  # of lag: greater values are on a logarithmic scale
 _LEGEND_CHARACTERS = 142  # that fit into a line of a figure's width
 _SHOWN_LEAST = 6  # intervals on the axis of time
+_NAMED = "named"  # the lines that the legend names
 _MARKED = 60  # lines of fewer points also show their points
 
 FigureRow = dict[str, Any]
@@ -148,7 +149,8 @@ def _line(axes: "Axes", points: Points, name: str, number: int) -> None:
     shown = name if len(name) <= 40 else name[:39] + "…"
     axes.plot(
         *points, color=colour, linestyle=style, linewidth=1.4, marker=marker, markersize=3,
-        label=shown.replace("$", r"\$"), clip_on=False,  # a line at 0 lies on the axis
+        label=shown.replace("$", r"\$"), gid=_NAMED,
+        clip_on=False,  # a line at 0 lies on the axis
     )  # fmt: skip
 
 
@@ -203,6 +205,8 @@ def _finish(
         form = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_formatter(form)
     all_axes[-1].set_xlabel(f"{time}, UTC")
-    handles, labels = all_axes[0].get_legend_handles_labels()
+    # matplotlib's own list lacks the names that begin with an underscore.
+    handles = [line for line in all_axes[0].get_lines() if line.get_gid() == _NAMED]
+    labels = [str(line.get_label()) for line in handles]
     fitting = _LEGEND_CHARACTERS // (max(map(len, labels)) + 9)  # 9 for the line beside a name
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, fitting), frameon=False)

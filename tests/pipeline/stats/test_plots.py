@@ -66,6 +66,15 @@ def test_long_names_of_topics_stay_within_the_figure(tmp_path):
     assert 0 <= box.x0 and box.x1 <= figure.bbox.x1 and len(legend.texts) == 7
 
 
+@pytest.mark.parametrize("names", [["_orders"], ["_orders", "t", "__"], ["a$b$c", "%RETRY%g"]])
+@pytest.mark.parametrize("plot", [_throughput, _latency])
+def test_each_name_that_a_topic_may_have_is_in_the_legend(plot, names):
+    rows = [{**row, "latency_p50_ms": -1.0} for row in rows_of(names, 2, 60_000)]  # a line at 0
+    figure = plot(rows, names, 60_000)
+    (legend,) = figure.legends
+    assert [text.get_text().replace("\\$", "$") for text in legend.texts] == names
+
+
 def test_the_ticks_of_a_great_lag_do_not_overlap():
     (axes,) = _draw_lag(LagLines(1_000, {"node 2": {0: 0, 1_000: 250_000}})).axes
     assert list(axes.get_yticks()) == [0, 1_000, 10_000, 100_000]
