@@ -65,6 +65,7 @@ _DDL = (
     "headers array<struct<key:string,value:binary>>, tags string, physicalOffset bigint"
 )
 log = logging.getLogger(__name__)
+_HAS_ROWS = "to_rows"  # of a commit's state: whether the topic has got any
 _SHUFFLE = "spark.sql.shuffle.partitions"
 
 
@@ -321,7 +322,7 @@ def _rewrite(
             "dropped": sum(row.dropped for row in rows),
             "left_out": sum(row.left_out for row in rows),
         },
-        "to_begins": target.state.get("to_begins", {}),
+        **_of_topic(target.state),
         "keep_without_key": options.keep_without_key,
         "columns": list(COLUMNS),
         **positions_as_state(found.positions | ends, found.topics),
@@ -446,7 +447,10 @@ def publish(
                 target.check_counts()  # seconds after the commit, all of the same moment are there
             run_action(spark, "publish", writer.save, progress)
     removed = () if waiting.get("kept") else names
-    target.commit({**target.state, "changes": None}, [], removed=removed)
+    state = {**target.state, "changes": None}
+    if done.rows or waiting.get("kept"):
+        state[_HAS_ROWS] = done.rows > 0
+    target.commit(state, [], removed=removed)
     return done
 
 
@@ -459,6 +463,8 @@ def publish_again(
     """
     state, destination = target.state, options.destination
     if destination is None or not state["keys"] + state["without_key"]:
+        return Published()
+    if not _has_rows(state):  # none of the rows can be sent, so the topic lacks none
         return Published()
     ranges = _queues_of(destination)
     if ranges is None or not has_lost(ranges, state.get("to_begins", {})):
@@ -476,6 +482,19 @@ def publish_again(
     begins = {str(queue): span.end for queue, span in ranges.items()}
     target.commit({**state, "changes": changes, "to_begins": begins}, [])
     return _publish(start, target, options, progress)
+
+
+def _of_topic(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the state keeps of the topic from one run to the next."""
+    return {"to_begins": state.get("to_begins", {}), _HAS_ROWS: _has_rows(state)}
+
+
+def _has_rows(state: Mapping[str, Any]) -> bool:
+    """Return whether rows were written to the topic, the last time that it was written anew.
+
+    Older versions do not say so.
+    """
+    return bool(state.get(_HAS_ROWS, bool(state)))
 
 
 def has_lost(ranges: Mapping[int, OffsetRange], begins: Mapping[str, int]) -> bool:

@@ -137,6 +137,11 @@ def test_a_topic_whose_messages_are_gone_gets_all_rows_again(monkeypatch, queues
     if queues:
         queues = {0: (9, 10), 1: (4, 5)}  # retention took the older ones, and no later one
         assert again() == 0
+    queues = {}
+    target.state |= {"to_rows": False}  # none of them could be sent
+    assert again() == 0
+    target.state |= {"to_rows": True}
+    assert again() == 2
     target.state |= {"keys": 0}
     assert again() == 0, "there is nothing to write"
 
@@ -323,6 +328,15 @@ def test_what_cannot_be_sent_to_the_topic_is_dropped_or_refused_before_the_commi
     found = compact(spark, where, str(target), options)
     assert (found.published, found.left_out) == (0, 0)
     assert sorted(keys_of(group)) == ["a", "b", "e"]
+    write_anew(store, messages[2:3])  # the topic never comes to be, and lacks nothing
+    unsent = replace(
+        options,
+        fail_on_data_loss=False,
+        destination=Destination("unsent", ",".join(group.bootstrap)),
+    )
+    for left_out in (1, 0):
+        found = compact(spark, where, str(tmp_path / "unsent"), unsent)
+        assert (found.keys, found.published_again, found.left_out) == (1, 0, left_out)
 
 
 @pytest.mark.full
