@@ -7,20 +7,26 @@
 The state of commit N is written first. Then one commit of the table adds the files and sets the
 number N of the application "hastore-export" (Delta's `txn` action). So the table alone decides
 whether commit N took place; the next run removes what belongs to a commit that did not.
+
+Delta's RESTORE sets a table back by a new version, which keeps that number, and the property
+delta.setTransactionRetentionDuration removes it. So each commit notes N in the history, too.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from hastore.errors import HastoreError, StoreBrokenError, UsageError
 from hastore.pipeline.parquet_files import PARTITIONS, table_schema
+from hastore.pipeline.places import place_of
 from hastore.pipeline.target import StagedFile, Target, needs_room
 
 if TYPE_CHECKING:
@@ -33,6 +39,7 @@ _LEAST_VERSION = (1, 6)
 _ODD_IN_URL = re.compile(r"%[0-9A-Fa-f]{2}|[#?\x00-\x1f]")
 _ODD_IN_PATH = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]")
 APPLICATION = "hastore-export"
+COMMIT_NOTE, BATCH_NOTE = "hastoreCommit", "hastoreBatch"  # in the history: an export's, a stream's
 DELTA_JOB = "export --format delta"
 
 
@@ -81,11 +88,13 @@ class DeltaLog:
         schema: pa.Schema,
         partition_by: Sequence[str],
         files: Sequence[StagedFile],
+        note: str = COMMIT_NOTE,
     ) -> None:
         """Add files to the table, or make it, by one commit with versions of applications.
 
-        `schema` is the table's, with the columns of `partition_by`, which the files do not have. If
-        a commit since `table` was read has set one of the versions, deltalake refuses this one.
+        `schema` is the table's, with the columns of `partition_by`, which the files do not have.
+        The history gets the first version as `note`. If a commit since `table` was read has set one
+        of the versions, deltalake refuses this one.
         Raises DeltaError and OSError.
         """
         from deltalake import CommitProperties, Schema, Transaction
@@ -106,7 +115,7 @@ class DeltaLog:
         ]
         properties = CommitProperties(
             app_transactions=[Transaction(name, mark, now_ms) for name, mark in marks.items()],
-            custom_metadata={"hastoreCommit": next(iter(marks.values()))},
+            custom_metadata={note: next(iter(marks.values()))},
         )
         if table is None:
             create_table_with_add_actions(
@@ -127,6 +136,24 @@ class DeltaLog:
             commit_properties=properties,
         )
 
+    def last_number(self, table: "DeltaTable") -> int:
+        """Return the number of the export's last commit; 0 if neither table nor history has one."""
+        number: int | None = table.transaction_version(APPLICATION)
+        return number or self._find_commit(table, through_restores=False) or 0
+
+    def check_shown(self, table: "DeltaTable", number: int) -> None:
+        """Raise StoreBrokenError if the table was set back to a version before commit `number`.
+
+        Versions may be gone from the history, and then there is no telling.
+        """
+        shown = self._find_commit(table, through_restores=True)
+        if shown is not None and shown < number:
+            raise StoreBrokenError(
+                f"the Delta table {self._place} shows the export's commits up to {shown}, but "
+                f"commit {number} took place: the table was set back to an older version. Restore "
+                "a newer one, or export to a new table"
+            )
+
     def merge(self, file_bytes: int) -> tuple[int, int]:
         """Let Delta merge small files; return how many became how many."""
         table = self.table()
@@ -134,6 +161,76 @@ class DeltaLog:
             return 0, 0
         found = table.optimize.compact(target_size=file_bytes)
         return found["numFilesRemoved"], found["numFilesAdded"]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _find_commit(self, table: "DeltaTable", *, through_restores: bool) -> int | None:
+        """Return the number of the export's last commit in the history; None if it is not there.
+
+        With `through_restores` it is the last one that the table shows: after a RESTORE the table
+        is what it was at an older version.
+        """
+        at = table.version()
+        while at >= 0 and (entry := self._history_at(at)) is not None:
+            if COMMIT_NOTE in entry:
+                return int(entry[COMMIT_NOTE])
+            is_restore = through_restores and entry.get("operation") == "RESTORE"
+            at = self._version_restored(entry, at) if is_restore else at - 1
+        return None
+
+    def _version_restored(self, entry: Mapping[str, Any], at: int) -> int:
+        """Return the version to which that of a RESTORE has set the table back; -1 if unknown."""
+        version, limit_ms = _restored_to(entry)
+        if limit_ms is None:
+            return -1 if version is None else min(version, at - 1)
+        while at > 0:
+            at -= 1
+            older = self._history_at(at)
+            if older is None:
+                break
+            if older.get("timestamp", limit_ms + 1) <= limit_ms:
+                return at
+        return -1
+
+    def _history_at(self, version: int) -> dict[str, Any] | None:
+        """Return what the history has of a version; None if it is gone.
+
+        deltalake gives the history only as a whole, and keeps all threads waiting meanwhile.
+        """
+        place, name = place_of(self._place), f"_delta_log/{version:020}.json"
+        try:
+            if place.filesystem is None:
+                data = Path(place.path(name)).read_bytes()
+            else:
+                with place.filesystem.open_input_stream(place.path(name)) as stream:
+                    data = stream.read()
+        except FileNotFoundError:
+            return None
+        for line in data.splitlines():
+            if b'"commitInfo"' in line and "commitInfo" in (action := json.loads(line)):
+                return dict(action["commitInfo"])
+        return {}
+
+
+def _restored_to(entry: Mapping[str, Any]) -> tuple[int | None, float | None]:
+    """Return the version, or the time in ms since 1970, to which a RESTORE has set a table back.
+
+    Both are None if the entry of the history does not say it.
+    """
+    given = {
+        name: str(value).strip('"')  # Spark writes JSON
+        for name, value in (entry.get("operationParameters") or {}).items()
+        if value not in (None, "null")
+    }
+    try:
+        if "version" in given:
+            return int(given["version"]), None
+        if "datetime" in given:  # of deltalake
+            return None, float(given["datetime"])
+        moment = datetime.datetime.fromisoformat(given["timestamp"])
+        return None, moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp() * 1000
+    except (KeyError, ValueError):
+        return None, None
 
 
 class DeltaTarget(Target):
@@ -186,7 +283,7 @@ class DeltaTarget(Target):
     # -- inside ------------------------------------------------------------------------------------
 
     def _done(self, table: "DeltaTable | None") -> int:
-        return 0 if table is None else table.transaction_version(APPLICATION) or 0
+        return 0 if table is None else self._log.last_number(table)
 
     def _last(self) -> int:
         done = self._done(self._log.table())
@@ -196,12 +293,16 @@ class DeltaTarget(Target):
         table = self._log.table()
         done = self._done(table)
         numbers = self._numbers()
+        if table is not None and not done:
+            raise lost_number(self.path) if numbers else foreign_table(self.path, "folder")
         if numbers and max(numbers) > done + 1:  # only the last commit of a run may not take place
             raise StoreBrokenError(
                 f"the Delta table {self.path} has the export's commits up to {done}, but commit "
                 f"{max(numbers) - 1} took place: the table was set back to an older version, or "
                 "its _delta_log was removed. Restore it, or export to a new folder"
             )
+        if table is not None:
+            self._log.check_shown(table, done)
         if numbers and max(numbers) > done:
             self._undo(max(numbers))
         if done:
@@ -213,8 +314,6 @@ class DeltaTarget(Target):
             entry = self._read_entry(done)
             self._check(entry)
             self.number, self.state = done, entry["state"]
-        elif table is not None:
-            raise UsageError(f"another program made the Delta table {self.path}; name a new folder")
         self._renew_staging()
 
     def _undo(self, number: int) -> None:
@@ -229,7 +328,23 @@ class DeltaTarget(Target):
     def _add(self, number: int, files: Sequence[StagedFile]) -> None:
         assert self.schema is not None
         table, marks = self._log.table(), {APPLICATION: number}
+        if table is not None:
+            self._log.check_shown(table, self.number)
         self._log.add(table, marks, table_schema(self.schema), PARTITIONS.names, files)
+
+
+def foreign_table(path: Path | str, place: str) -> UsageError:
+    """Return the error of a table without any commit of an export."""
+    return UsageError(f"another program made the Delta table {path}; name a new {place}")
+
+
+def lost_number(path: Path | str) -> StoreBrokenError:
+    """Return the error of a table that does not say any more which commits took place."""
+    return StoreBrokenError(
+        f"the Delta table {path} has no number of the export's commits. Either another program "
+        "made it, or its property delta.setTransactionRetentionDuration has removed the number, "
+        "and the history does not have it any more. Nothing was changed; export to a new table"
+    )
 
 
 def files_of(files: Sequence[StagedFile]) -> list[dict[str, str]]:

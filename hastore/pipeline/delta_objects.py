@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from hastore.errors import StoreBrokenError, StoreError, UsageError
-from hastore.pipeline.delta import APPLICATION, DELTA_JOB, DeltaLog
+from hastore.pipeline.delta import (
+    APPLICATION,
+    DELTA_JOB,
+    DeltaLog,
+    foreign_table,
+    lost_number,
+)
 from hastore.pipeline.parquet_files import PARTITIONS, table_schema
 from hastore.pipeline.places import Bucket, one_line
 from hastore.pipeline.target import StagedFile, another_run
@@ -79,13 +85,13 @@ class DeltaObjectTarget:
                         "empty place"
                     )
                 return {}
-            self.number = _mark(table, APPLICATION)
+            self.number = self._log.last_number(table)
             if not self.number:
-                raise UsageError(
-                    f"another program made the Delta table {self.path}; name a new place"
-                )
+                states = self._states()
+                raise lost_number(self.path) if states else foreign_table(self.path, "place")
             self._check_history()
-            self.state = self._read(self.number, _mark(table, _RUN))
+            self._log.check_shown(table, self.number)
+            self.state = self._read(self.number, _mark(table, _RUN) or self._run_of(self.number))
         return dict(self.state)
 
     def prepare(self, schema: pa.Schema) -> pa.Schema | None:
@@ -136,12 +142,24 @@ class DeltaObjectTarget:
     # -- inside ------------------------------------------------------------------------------------
 
     def _check_turn(self, table: "DeltaTable | None") -> None:
-        if (0 if table is None else _mark(table, APPLICATION)) != self.number:
+        if (0 if table is None else self._log.last_number(table)) != self.number:
             raise another_run(self.path)
+        if table is not None:
+            self._log.check_shown(table, self.number)
 
     def _states(self) -> list[tuple[int, str]]:
         matches = [_COMMIT_NAME.fullmatch(name) for name, _ in self._place.listing(_COMMITS)]
         return sorted((int(match[1]), match[0]) for match in matches if match)
+
+    def _run_of(self, number: int) -> int:
+        """Return which run made a commit, if the table does not have that any more: see delta.py.
+
+        It is known if no other run has tried to make the commit. Raises StoreBrokenError.
+        """
+        runs = [name for one, name in self._states() if one == number]
+        if len(runs) != 1:
+            raise lost_number(self.path)
+        return int(runs[0].removesuffix(".json").rpartition("-")[2], 16)
 
     def _check_history(self) -> None:
         last = max((number for number, _ in self._states()), default=0)

@@ -1,6 +1,8 @@
 """Exports to a Delta table in a bucket of a real S3 server (moto's), without Spark."""
 
 import json
+import subprocess
+import sys
 
 import deltalake
 import pyarrow as pa
@@ -60,6 +62,13 @@ def run(store, url, **options):
 
 def table_of(url):
     return deltalake.DeltaTable(url, storage_options=OPTIONS)
+
+
+def change(url, call):
+    """Call a table in another process: deltalake keeps the server's thread in this one waiting."""
+    table = f"deltalake.DeltaTable({url!r}, storage_options={OPTIONS})"
+    code = f"import deltalake; {table}.{call}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def values(url):
@@ -193,6 +202,40 @@ def test_a_table_that_was_set_back_is_refused(store, fs, url):
     for version in sorted(names(fs, url, "/_delta_log"))[1:]:
         fs.delete_file(f"{root}/_delta_log/{version}")
     with pytest.raises(StoreBrokenError, match="up to 1, but commit .* was set back"):
+        run(store, url)
+
+
+def test_a_table_that_was_restored_to_an_older_version_is_refused(store, url, monkeypatch):
+    run(store, url)
+    overwrite(store, MESSAGES)
+    run(store, url)
+    change(url, "restore(0)")
+    overwrite(store, [*MESSAGES, MESSAGES[0]])
+    with pytest.raises(StoreBrokenError, match="up to 1, but commit 2 took place.*set back"):
+        run(store, url)
+    change(url, "restore(1)")
+    assert run(store, url).messages == 1
+    overwrite(store, [*MESSAGES, *MESSAGES[:2]])
+    run_here(monkeypatch, lambda number: change(url, "restore(0)"))
+    with pytest.raises(StoreBrokenError, match="up to 1, but commit 3 took place.*set back"):
+        run(store, url)
+
+
+def test_a_table_that_forgets_the_number_of_its_last_commit_goes_on(store, fs, url, monkeypatch):
+    run(store, url)
+    forget = {"delta.setTransactionRetentionDuration": "interval 0 seconds"}
+    change(url, f"alter.set_table_properties({forget})")
+    overwrite(store, MESSAGES)
+    assert run(store, url).messages == 20
+    assert values(url) == bodies(MESSAGES)
+    state = f"{url.removeprefix('s3://')}/_hastore/commits/00000002-"
+    with fs.open_output_stream(f"{state}{1:016x}.json"):
+        pass  # of a run that died before its commit, or of the one that made it
+    with pytest.raises(StoreBrokenError, match="has removed the number"):
+        run(store, url)
+    fs.delete_file(f"{state}{1:016x}.json")
+    monkeypatch.setattr(DeltaLog, "_history_at", lambda *_: None)
+    with pytest.raises(StoreBrokenError, match="has removed the number"):
         run(store, url)
 
 

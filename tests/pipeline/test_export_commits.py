@@ -2,6 +2,7 @@
 
 import shutil
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 from hastore.errors import CorruptRecordError, PositionLostError, StoreBrokenError, UsageError
 from hastore.pipeline import export as export_job
 from hastore.pipeline.compact import compact
-from hastore.pipeline.delta import DeltaLog
+from hastore.pipeline.delta import APPLICATION, DeltaLog, _restored_to
 from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
 from hastore.record.layout import V2_MAGIC
@@ -223,6 +224,92 @@ def test_a_delta_table_that_was_set_back_is_refused_and_keeps_its_files(tmp_path
     with pytest.raises(StoreBrokenError, match="_delta_log was removed"):
         export(SPARK, where, str(target), ExportOptions(format="delta"))
     assert values(target) == before
+
+
+def delta_table(tmp_path, monkeypatch, *counts):
+    """Return a Delta table with a commit for each count of messages; a function that makes more."""
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = numbered(60)
+    run_here(monkeypatch)
+
+    def more(count):
+        shutil.rmtree(store, ignore_errors=True)
+        write_store(store, messages[:count])
+        export(SPARK, Where(str(store), topics=("t",)), str(target), ExportOptions(format="delta"))
+        return bodies(messages[:count])
+
+    for count in counts:
+        more(count)
+    return deltalake.DeltaTable(str(target)), more
+
+
+def shown(table):
+    table.update_incremental()
+    return sorted(table.to_pandas()["value"])
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_delta_table_that_was_restored_to_an_older_version_is_refused(
+    tmp_path, monkeypatch, by_time
+):
+    """RESTORE keeps the numbers of applications: the rows of commit 2 would stay away for good."""
+    table, more = delta_table(tmp_path, monkeypatch, 20, 40)
+    first_ms = table.history()[-1]["timestamp"]
+    table.restore(datetime.fromtimestamp(first_ms / 1000, UTC) if by_time else 0)
+    assert len(shown(table)) == 20
+    table.delete("offset < 0")  # other versions may follow
+    for _ in range(2):
+        with pytest.raises(StoreBrokenError, match="up to 1, but commit 2 took place.*set back"):
+            more(60)
+    table.update_incremental()
+    table.restore(1)  # the remedy
+    assert more(60) == shown(table)
+    table.create_checkpoint()
+    for version in range(table.version()):
+        (tmp_path / f"target/_delta_log/{version:020}.json").unlink()
+    more(60)  # without its history there is no telling
+
+
+def test_a_delta_table_that_is_set_back_while_a_run_goes_on_is_refused(tmp_path, monkeypatch):
+    table, more = delta_table(tmp_path, monkeypatch, 20, 40)
+    run_here(monkeypatch, lambda number: table.restore(0))
+    with pytest.raises(StoreBrokenError, match="up to 1, but commit 2 took place.*set back"):
+        more(60)
+    table.update_incremental()
+    table.restore(1)
+    run_here(monkeypatch)
+    assert more(60) == shown(table)
+
+
+@pytest.mark.parametrize("counts", [(20,), (20, 40)])
+def test_a_delta_table_that_forgets_the_number_of_its_last_commit_keeps_its_rows(
+    tmp_path, monkeypatch, counts
+):
+    """The export took commit 1 for one that did not take place, and removed its files."""
+    table, more = delta_table(tmp_path, monkeypatch, *counts)
+    name = "delta.setTransactionRetentionDuration"
+    table.alter.set_table_properties({name: "interval 0 seconds"})
+    assert deltalake.DeltaTable(str(tmp_path / "target")).transaction_version(APPLICATION) is None
+    assert more(50) == shown(table)
+    monkeypatch.setattr(DeltaLog, "_history_at", lambda *_: None)  # it is not kept for ever
+    with pytest.raises(StoreBrokenError, match="setTransactionRetentionDuration has removed"):
+        more(60)
+    assert len(shown(table)) == 50
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"version": "2", "timestamp": "null"}, (2, None)),
+        ({"version": "null", "timestamp": '"1970-01-01 00:00:03.5"'}, (None, 3500)),
+        ({"version": None, "timestamp": "1970-01-01T01:00:04+01:00"}, (None, 4000)),
+        ({"datetime": "1000"}, (None, 1000)),
+        ({"timestamp": "yesterday"}, (None, None)),
+        (None, (None, None)),
+    ],
+)
+def test_to_what_a_table_was_restored(given, found):
+    assert _restored_to({"operationParameters": given}) == found
 
 
 @pytest.mark.parametrize(("version", "old"), [("1.5.1", True), ("1.6.0", False), ("2.0rc1", False)])
