@@ -229,9 +229,14 @@ def check_unchanged(backend: Backend, ends: Mapping[TopicPartition, ReadPosition
         there = available.get(key)
         if position.mark is None or (there is not None and position.next - 1 < there.start):
             continue  # retention has removed the record since
+        if there is None:
+            raise PositionLostError(
+                f"{key} at {backend.where} is gone: its topic was deleted while it was read, or a "
+                "failover has cut all of it; none of it was made visible since the last commit. "
+                "Run the job again, without the topic if it was deleted"
+            )
         if (
-            there is None
-            or position.next > there.end
+            position.next > there.end
             or read_mark(backend, key, position.next - 1, there.start) != position.mark
         ):
             raise PositionLostError(

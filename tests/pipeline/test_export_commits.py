@@ -77,6 +77,16 @@ def test_a_log_that_is_cut_and_grows_again_between_two_tasks_is_not_mixed(tmp_pa
     assert values(target) == bodies([messages[0], *others[1:]])
 
 
+def test_a_topic_that_is_deleted_during_the_run_is_said_to_be_gone(tmp_path, monkeypatch):
+    store, target = tmp_path / "store", tmp_path / "target"
+    write_store(store, numbered(40))
+    run_here(monkeypatch, lambda number: shutil.rmtree(store / "consumequeue", ignore_errors=True))
+    options = ExportOptions(file_bytes=1 << 20)
+    with pytest.raises(PositionLostError, match="t-0 at .* is gone: its topic was deleted while"):
+        export(SPARK, Where(str(store), topics=("t",)), str(target), options)
+    assert values(target) == []
+
+
 def test_messages_that_are_removed_during_the_run_are_counted(tmp_path, monkeypatch):
     store, target = tmp_path / "store", tmp_path / "target"
     messages = numbered(100)
