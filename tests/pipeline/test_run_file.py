@@ -285,6 +285,10 @@ def test_a_file_that_is_not_there_and_a_state_that_is_something_else(folder, run
         (folder[0] / "jobs.yaml.state").write_text(text)
         code, said, _ = run()
         assert code == 2 and "is not the state of an interrupted run" in said["error"]
+    text = (folder[0] / "jobs.yaml").read_text()
+    code, said, _ = run(options=["--restart", "--state", folder[0] / "jobs.yaml"])
+    assert code == 2 and "is not the state of an interrupted run" in said["error"]
+    assert (folder[0] / "jobs.yaml").read_text() == text
 
 
 def test_sparks_options_of_the_file_and_of_the_command_line(folder, run, monkeypatch):

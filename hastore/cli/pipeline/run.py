@@ -129,10 +129,13 @@ class _Kept:
     """The results of the jobs that a run has done, in a file until the run has ended."""
 
     def __init__(self, path: str, restart: bool) -> None:
-        """Read the file. Raises UsageError if it is something else, or cannot be read."""
+        """Read the file. Raises UsageError if it is something else, or cannot be read.
+
+        With `restart` too, which forgets what it has: the file is replaced, and removed at the end.
+        """
         self._path = path
         self._results: dict[str, Result] = {}
-        if restart or not os.path.exists(path):
+        if not os.path.exists(path):
             return
         try:
             with open(path, encoding="utf-8") as file:
@@ -150,6 +153,8 @@ class _Kept:
             raise UsageError(
                 f"{path} is not the state of an interrupted run; name another one with --state"
             ) from wrong
+        if restart:
+            self._results = {}
 
     def of(self, job: PlannedJob) -> Result | None:
         """Return the result of a job that need not run again: the same job, done lately."""
