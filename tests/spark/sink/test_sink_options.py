@@ -80,6 +80,7 @@ def test_delivery_timeout(text, seconds):
         ({"topic": "a b"}, "option 'topic': topic 'a b'"),
         ({"topic": "a.b"}, "no dots as in Kafka's: write - or _ for a dot"),
         ({"hastore.bootstrap.servers": " , "}, "is empty"),
+        ({"asyncProgressTrackingEnabled": "true"}, "unknown option 'asyncProgress"),
         ({"writeId": " "}, "'writeId' is empty"),
         ({"writeId": "w", "idempotent": "false"}, "contradicts idempotent=false"),
     ],
