@@ -273,8 +273,12 @@ def _report(status: Status, seconds: float, *, as_json: bool) -> None:
 
 
 _patience = with_patience(PATIENCE_S, "Give up after this time without progress.")
-_accept_loss = click.option(
-    "--accept-loss", is_flag=True, help="Let this node cut confirmed records off its log."
+_CUTS = "Let this node cut confirmed records off its log"
+_accept_loss = click.option("--accept-loss", is_flag=True, help=f"{_CUTS}.")
+_accept_any_loss = click.option(
+    "--accept-loss",
+    is_flag=True,
+    help=f"{_CUTS}; or, if its master has refused it, give up what others have instead.",
 )
 
 
@@ -319,7 +323,7 @@ def _remote_number(path: str, remote: bool, number: int | None) -> int | None:
     is_flag=True,
     help="Promote with too few answers; acknowledged records may be lost.",
 )
-@_accept_loss
+@_accept_any_loss
 @_with_remote
 @_patience
 @with_json

@@ -352,8 +352,16 @@ def no_master_text(statuses: list[Status], silent: Sequence[Status] = ()) -> str
     alive = _perhaps_alive(statuses, silent)
     if alive is not None:
         return alive
-    able = [status for status in statuses if not status.get("unclean")] or statuses
+    able = [one for one in statuses if not one.get("unclean") and not one.get("written_over")]
+    able = able or statuses
     best = max(able, key=lambda status: (status["epoch"], status["max_offset"]))
+    over = best.get("written_over")
+    if over is not None:
+        return (
+            f"no node takes writes; node {over['node']} has refused node {best['node']} as its "
+            f"slave, since it has other messages: start node {over['node']}, or see what node "
+            f"{best['node']} says of it before you promote that"
+        )
     text = (
         f"no node takes writes; node {best['node']} is the most up to date (epoch {best['epoch']}, "
         f"max_offset {best['max_offset']})"

@@ -51,8 +51,11 @@ def tell_if_no_master(config: Config) -> None:
     if len(said) < len(answers):
         print_note("no node that answers takes puts now; `hastore status` says what to do")
         return
-    able = [one for one in said if not one["unclean"]] or said
+    able = [one for one in said if not one["unclean"] and not one.get("written_over")] or said
     best = max(able, key=lambda one: (one["epoch"], one["max_offset"]))
+    if best.get("written_over"):
+        print_note("no node takes puts now; `hastore status` says what to do")
+        return
     file = best.get("config") or "FILE"
     print_note(
         f"no node takes puts now: run `hastore promote -c {file}` for node {best['node']}, which "

@@ -38,17 +38,19 @@ from hastore.ha.replica.rewind import cut_back, entries_at, finish_cut, refuse_l
 from hastore.ha.rules.epochs import (
     EpochEntry,
     History,
+    WrittenOver,
     common_point,
     forgotten_end,
     last_epoch,
     next_epoch,
     nothing_to_compare,
 )
-from hastore.ha.rules.following import diverged
+from hastore.ha.rules.following import diverged, kept_log, refused_log
 from hastore.ha.rules.promotion import (
     PeerAnswer,
     Requirements,
     judge,
+    kept_apart,
     most_advanced,
     new_entry,
     opened_history,
@@ -114,7 +116,9 @@ class Promoter:
         replies = ask_all(member, Purpose.SURVEY)
         self._check_overtaken(replies)
         self._check_no_refusal(replies, flags)
-        problem = diverged([own, *(r.hello for r in replies if r.hello is not None)])
+        hellos = [own, *(r.hello for r in replies if r.hello is not None)]
+        kept = self._kept(hellos, flags)
+        problem = diverged(hellos, None if kept is None else own.node)
         if problem is not None and not flags.force_unclean:
             raise PromotionRefused(problem)
         _require_needed(flags, [r.node for r in replies if r.hello is not None])
@@ -124,7 +128,7 @@ class Promoter:
             *surveyed_answers(replies),
         ]
         self._require_enough(required, answers, replies, flags)
-        best = most_advanced(answers, member.config.node)
+        best = most_advanced(self._sources(answers, hellos, kept), member.config.node)
         if flags.no_catch_up and best.node != member.config.node:
             raise PromotionRefused(
                 f"node {best.node} is ahead (epoch {best.last_epoch}, end {best.log_end}) and "
@@ -134,6 +138,8 @@ class Promoter:
         self._require_room(best, self._require_common(best, replies, answers[0], flags))
         self._require_able()
         epoch = next_epoch(self._greatest_seen(replies), member.config.node)
+        if kept is not None:
+            epoch = next_epoch(epoch, member.config.node)  # the one before is for what it keeps
         before_promise()
         self._fenced = masters or self._fenced
         self._known_epoch = epoch
@@ -146,11 +152,15 @@ class Promoter:
         if required.fresh:
             required = _with_known(required, replies)
         self._require_enough(required, answers, replies, flags)
-        self._catch_up(epoch, answers, replies, flags)
+        own = member.hello(Purpose.SURVEY)
+        hellos = [own, *(r.hello for r in replies if r.hello is not None)]
+        if self._kept(hellos, flags) != kept:
+            raise PromotionRefused("this log has changed during the survey; trying again")
+        self._catch_up(epoch, self._sources(answers, hellos, kept), replies, flags)
         # The catch-up may add epochs to the history. Their `acks` or node lists may need more
         # answers.
         self._require_enough(_widest(required, self._requirements(config)), answers, replies, flags)
-        return self._open(epoch, required)
+        return self._open(epoch, required, kept)
 
     def _check_no_refusal(self, replies: list[SurveyReply], flags: Flags) -> None:
         """Refuse the promotion when a node refuses the survey, unless `force_unclean` is set.
@@ -163,6 +173,27 @@ class Promoter:
                 raise PromotionRefused(
                     f"node {reply.node} at {reply.address} refuses: {reply.answer.reason}"
                 )
+
+    def _kept(self, hellos: list[Hello], flags: Flags) -> WrittenOver | None:
+        """Return what this node keeps although its master has replaced it, which needs
+        `accept_loss`. Without that, refuse a promotion that would open or copy such a log.
+        """
+        own = hellos[0]
+        kept = kept_log(own, hellos) if flags.accept_loss else None
+        problem = refused_log(hellos, own.node) if kept is None else None
+        if problem is not None:
+            raise PromotionRefused(problem)
+        return kept
+
+    def _sources(
+        self, answers: list[PeerAnswer], hellos: list[Hello], kept: WrittenOver | None
+    ) -> list[PeerAnswer]:
+        """Return the answers of those whose logs this promotion may open or copy: none that its
+        master has refused, and if this node keeps such a log, no other.
+        """
+        own = self._member.config.node
+        others = {one.node for one in hellos if kept is None and one.written_over is None}
+        return [one for one in answers if one.node == own or one.node in others]
 
     def begin(self, known_epoch: int | None = None) -> None:
         """Start a new promotion: earlier attempts no longer count.
@@ -367,7 +398,7 @@ class Promoter:
         except HastoreError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
 
-    def _open(self, epoch: int, required: Requirements) -> EpochEntry:
+    def _open(self, epoch: int, required: Requirements, kept: WrittenOver | None) -> EpochEntry:
         member = self._member
         store, state = member.store, member.state
         with member.gate.lock:
@@ -386,7 +417,15 @@ class Promoter:
         with member.gate.lock:
             self._check_promise(epoch)
             entry = new_entry(epoch, store.max_offset, required.acks, required.nodes)
-            state.open_epoch(opened_history(state.history, store.min_offset, entry))
+            history = state.history
+            if kept is not None and store.max_offset > kept.offset:
+                history = kept_apart(history, kept, entry)
+                log.error(
+                    "--accept-loss: what node %d, the master of epoch %d, has written from %d on is"
+                    " given up; this node's own messages there stay",
+                    *(kept.node, kept.epoch, kept.offset),
+                )
+            state.open_epoch(opened_history(history, store.min_offset, entry))
             self._on_open(entry)
             member.open_epoch = epoch
             member.gate.open(epoch)
@@ -507,6 +546,9 @@ class CatchUp:
         store, mine = self.member.store, self.member.state.history
         node, history, end = self.node, self.history, self.end
         common, kept = common_point(mine, my_end, history, end)
+        over = self.member.written_over
+        if over is not None:
+            common = min(common, over.offset)
         foreign = not mine and my_end > 0
         if not kept and forgotten_end(mine, my_end, history, end):
             raise PromotionRefused(

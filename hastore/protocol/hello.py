@@ -89,6 +89,16 @@ class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[int, ...]
 
 
+class WireWrittenOver(msgspec.Struct, frozen=True, array_like=True):
+    """What a refused slave knows: `node`, the master of `epoch`, has other bytes than this log from
+    `offset` on, because its disk had lost the end of its log and it has written since.
+    """
+
+    epoch: int
+    offset: int
+    node: int
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """A node's description of itself; `max_offset` is the end of the log's written bytes."""
 
@@ -148,6 +158,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     readers: bool = False
     # The nodes that have not followed this master since it resumed its epoch; its log's end then.
     unmet: dict[int, int] = {}
+    # This node's log ends with bytes that its master has replaced; None: not that it knows.
+    written_over: WireWrittenOver | None = None
     # As a master it counts its own copy of a record as soon as that is written, not only when it is
     # synced: so a slave knows alone what an epoch with one acknowledgement has confirmed.
     counts_written: bool = False
@@ -251,6 +263,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     promised_epoch: int = 0
     # Mode dledger: (index, term, members) of the committed list that leaves out the caller.
     removed: tuple[int, int, tuple[int, ...]] | None = None
+    # FOLLOW: from there on this master has written other bytes of its epoch than the slave has.
+    written_over: int | None = None
 
 
 Answer = (

@@ -23,6 +23,7 @@ from hastore.errors import (
 )
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, epoch_node, last_epoch
+from hastore.ha.rules.following import written_over_text
 from hastore.protocol.api import MapInfo
 from hastore.protocol.dledger import Code
 from hastore.server.api.backend import ApiWaker
@@ -483,6 +484,9 @@ class NodeBackend(BaseBackend):
             found += self._classics.problems()
         found += self._problems_of_acks()
         found += self._problems_of_membership()
+        over = self._member.written_over
+        if over is not None:
+            found.append(written_over_text(self._member.config.node, over))
         client = self._roles.client
         if client is not None and client.notice is not None:
             found.append(client.notice)
@@ -525,6 +529,7 @@ class NodeBackend(BaseBackend):
         """Return the object of `hastore status --json`."""
         is_open = bool(self._member.open_epoch)  # first: by then the history has that epoch
         config, data = self._member.config, self._member.state.data
+        over = self._member.written_over
         pending = pending_changes(config, self._roles.latest_config, data.history)
         is_open = is_open and bool(data.history)
         acks = data.history[-1].acks if is_open else config.effective_acks
@@ -543,6 +548,8 @@ class NodeBackend(BaseBackend):
             "classic_master": self.classic_master(),
             "classic_lag_bytes": self.classic_lag(),
             "promised_epoch": data.promised_epoch,
+            "written_over": over
+            and {"node": over.node, "epoch": over.epoch, "offset": over.offset},
             "dispatched_offset": self.store.dispatched_offset,
             "push2_slave_max_offset": self._ha.push2_slave_max_offset,
             "history": [

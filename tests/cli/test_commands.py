@@ -360,6 +360,9 @@ def test_without_a_master_the_most_recent_node_is_named():
     assert no_master_text([*slaves, node(3, "SYNC_MASTER", 131074, 500, writable=True)]) is None
     waiting = no_master_text([*slaves, node(3, "SYNC_MASTER", 1, 5)])
     assert "node 3 waits to become master" in waiting
+    refused = node(2, "SLAVE", 131074, 500) | {"written_over": {"node": 3, "offset": 400}}
+    assert "node 1 is the most up to date" in no_master_text([slaves[0], refused])
+    assert "node 3 has refused node 2 as its slave" in no_master_text([refused])
     assert no_master_text([]) is None
 
 

@@ -6,11 +6,12 @@ Each plays one story, and raises Violation where the story ends with a broken pr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from hastore.errors import HastoreError, PromotionRefused
+from hastore.ha.promoter import Flags
 from tests.ha.simulation import Crash, SimNode, Violation, World, installed
 from tests.ha.test_flips import Flips, follow_until
 
@@ -297,6 +298,59 @@ def a_refused_slave_stays_refused() -> None:
         follow(group, master, 2)
         if two.store.data != master.store.data or begin >= len(kept):
             raise Violation("a slave that gave its messages up does not follow")
+
+
+def refuses(group: Flips, numbers: Sequence[int], epoch: int) -> None:
+    """Let these nodes be promoted in vain: that they try does not raise a promise."""
+    for number in numbers:
+        with contextlib.suppress(PromotionRefused):
+            group.promote(number)
+        if group.node(number).state.data.promised_epoch > epoch:
+            raise Violation("a promotion mixes other messages of one epoch")
+
+
+def a_refused_slave_is_promoted(*, gives_up: bool) -> None:
+    """The master that has refused a slave is gone: no plain promotion that would open or copy that
+    slave's log asks for promises, and nothing is mixed by one that does neither. With `gives_up`
+    the slave is promoted by an operator who accepts the loss, and the others part from its log.
+    """
+    with a_master_that_wrote_over_a_lost_end() as (group, master, two, begin):
+        kept, epoch = bytes(two.store.data), master.state.last_epoch
+        follow(group, master, 2)
+        group.world.cut_off = {1}
+        refuses(group, (2, 3), epoch)  # node 3 has nothing of that yet
+        group.world.cut_off = set()
+        three = follow(group, master, 3)
+        if not three.store.data.startswith(master.store.data):
+            raise Violation("a slave does not follow")
+        master.die()
+        two.die()
+        two.start()
+        refuses(group, (2,), epoch)
+        if not gives_up:
+            leader = group.promote(3)
+            if not leader.open:
+                raise Violation("a node that has all of the master's messages is not promoted")
+            group.put(leader)
+            master.start()
+        else:
+            leader = group.promote(2, Flags(accept_loss=True))
+            if not leader.open or bytes(two.store.data) != kept:
+                raise Violation("a slave that shall keep its messages does not")
+            group.put(leader)
+            master.start()
+        if not gives_up:
+            follow(group, leader, 2)
+            if bytes(two.store.data) != kept:
+                raise Violation("confirmed messages are cut without the operator")
+            two.client.accept_loss = True
+        for number in (1, 2, 3) * 3:
+            if number != leader.number:
+                follow(group, leader, number)
+        if len({bytes(node.store.data) for node in group.world.nodes.values()}) > 1:
+            raise Violation("the logs do not become equal")
+        if two.store.data.startswith(kept) is not gives_up or begin >= len(kept):
+            raise Violation("other messages are kept than the operator wants")
 
 
 def no_room(*_arguments: object) -> None:

@@ -60,6 +60,7 @@ from tests.ha.sim_history import SimHistory
 FILE_SIZE = 1 << 30
 VALUES_MAX = 255
 NESTED_MAX = 2
+PLAIN = Flags()
 
 
 class Violation(AssertionError):
@@ -948,7 +949,7 @@ class World:
             return
         link.take_report(data)
 
-    def do_promote(self, node: SimNode) -> None:
+    def do_promote(self, node: SimNode, flags: Flags = PLAIN) -> None:
         if not node.up or node.promoting:
             return
         # Without `replay` it is always demoted first, so that the seeds of old walks still count.
@@ -961,7 +962,7 @@ class World:
         if self.rng.random() < 0.5:
             node.promoter.begin()
         try:
-            node.promoter.attempt(node.config, Flags(), before_promise=node.ask_for_promises)
+            node.promoter.attempt(node.config, flags, before_promise=node.ask_for_promises)
             self.count("open")
         except PromotionRefused as refused:
             if isinstance(refused.__cause__, GroupDisagrees):

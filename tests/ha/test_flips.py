@@ -11,11 +11,21 @@ import random
 import pytest
 
 from hastore.errors import PromotionRefused
+from hastore.ha.promoter import Flags
 from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import FLOOR_EPOCH, Standing, check_position
 from hastore.protocol.hello import HELLO_BYTES_MAX, Purpose, encode_hello
 from tests.ha.sim_queues import QueueWorld
-from tests.ha.simulation import NESTED_MAX, Crash, SimNode, Violation, World, installed, size_of
+from tests.ha.simulation import (
+    NESTED_MAX,
+    PLAIN,
+    Crash,
+    SimNode,
+    Violation,
+    World,
+    installed,
+    size_of,
+)
 
 FLIPS = (1_500, pytest.param(5_000, marks=pytest.mark.full))
 NODE_FILE_BYTES_MAX = 100 * 1024
@@ -48,12 +58,12 @@ class Flips:
     def node(self, number: int) -> SimNode:
         return self.world.nodes[number]
 
-    def promote(self, number: int) -> SimNode:
+    def promote(self, number: int, flags: Flags = PLAIN) -> SimNode:
         node = self.node(number)
         for each in self.up:
             each.end_stream()
         node.promoter.begin()
-        self.world.do_promote(node)
+        self.world.do_promote(node, flags)
         self.world.connections = [c for c in self.world.connections if not c.closed]
         return node
 

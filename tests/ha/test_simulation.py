@@ -19,6 +19,7 @@ from tests.ha.directed_walks import (
     a_master_returns_with_a_shorter_log_than_its_slave,
     a_node_dies_in_the_middle_of_a_cut,
     a_node_restarts_twice_after_a_power_loss,
+    a_refused_slave_is_promoted,
     a_refused_slave_stays_refused,
     a_slave_has_all_bytes_but_not_the_entry,
     a_source_follows_another_master_while_it_is_copied,
@@ -154,6 +155,11 @@ def test_a_master_that_lacks_what_a_late_slave_has_begins_a_new_epoch():
 
 def test_a_slave_that_a_master_has_written_over_stays_refused():
     a_refused_slave_stays_refused()
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_refused_slave_is_promoted_only_if_the_operator_accepts_the_loss(gives_up):
+    a_refused_slave_is_promoted(gives_up=gives_up)
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))

@@ -16,7 +16,7 @@ from hastore.counters import ReplicationCounts
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.node_state import Durable, NodeState
 from hastore.ha.node.replica_log import ReplicaLog
-from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochStarts, History
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochStarts, History, WrittenOver
 from hastore.ha.rules.following import check_identity
 from hastore.ha.rules.promotion import may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
@@ -157,6 +157,12 @@ class Member:
         known = self._addresses.get(node)
         return None if known is None else known.ha
 
+    @property
+    def written_over(self) -> WrittenOver | None:
+        """What a master has replaced of what this log has; None if that is not known."""
+        over = self.state.data.written_over
+        return over if over is not None and self.store.max_offset > over.offset else None
+
     @functools.cached_property
     def counts_flushed(self) -> bool:
         """Whether this node, as master, counts only the synced part of its own log.
@@ -195,6 +201,7 @@ class Member:
             readers=True,
             counts_written=not self.counts_flushed,
             unmet=data.unmet,
+            written_over=self.written_over,
             **extra,
         )
 

@@ -20,6 +20,7 @@ from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,
     EpochEntry,
     History,
+    WrittenOver,
     classic_end,
     keep_until,
     last_epoch,
@@ -70,6 +71,9 @@ class Durable(msgspec.Struct, kw_only=True):
     # A master's: the nodes that have not followed it since it resumed its epoch, and the log's end
     # then. What one of them has of the epoch beyond that is not the same as here.
     unmet: dict[int, int] = {}
+    # A slave's, of its last epoch: its master has refused it, because it has other bytes there. It
+    # counts while the log ends beyond that offset.
+    written_over: WrittenOver | None = None
     superseded_by: int = 0  # the epoch that turned this master read-only; 0: none
     intent: CutIntent | None = None
     known_stores: dict[int, str] = {}
@@ -177,7 +181,7 @@ class NodeState:
             if "history" in changes:
                 data.history = prune(data.history)
                 if last_epoch(data.history) != self.last_epoch:
-                    data.unmet = {}
+                    data.unmet, data.written_over = {}, None
             text = msgspec.json.format(msgspec.json.encode(data), indent=1)
             self._fs.replace_bytes(self._path, text + b"\n")
             self._data = data
@@ -297,6 +301,14 @@ class NodeState:
                 unmet = self.data.unmet
                 self.save(unmet={one: end for one, end in unmet.items() if one != node})
 
+    def note_written_over(self, over: WrittenOver | None) -> None:
+        """Record, durably, what the master of this log's last epoch has replaced; None: nothing of
+        what is in this log now.
+        """
+        with self._lock:
+            if over != self.data.written_over and (over is None or over.epoch == self.last_epoch):
+                self.save(written_over=over)
+
     def end_cleanly(self) -> None:
         """Record a clean stop: everything is synced and closed."""
         self.save(clean_stop=True)
@@ -348,7 +360,7 @@ class NodeState:
         `acks_min`, `acks_max` and `node_lists` are widened by those of its last entry.
         """
         with self._lock:
-            changes: dict[str, object] = {"history": tuple(entries)}
+            changes: dict[str, object] = {"history": tuple(entries), "written_over": None}
             if entries:
                 changes.update(self._widened(entries[-1].acks, entries[-1].nodes))
             self.save(**changes)

@@ -49,6 +49,7 @@ class Receiver:
         """Take over the entries that start at the log's end, before the first byte."""
         with self._member.gate.entered(self._epoch) as mine:
             self._check_epoch(mine)
+            self._member.state.note_written_over(None)  # both logs are the same up to here
             self._take_entries()
 
     def room(self) -> int | None:

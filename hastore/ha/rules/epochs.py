@@ -18,9 +18,10 @@ import itertools
 from collections.abc import Sequence
 from enum import Enum
 
-from hastore.protocol.hello import WireEpoch
+from hastore.protocol.hello import WireEpoch, WireWrittenOver
 
 EpochEntry = WireEpoch
+WrittenOver = WireWrittenOver
 History = tuple[EpochEntry, ...]
 
 CLASSIC_EPOCH = 0  # the epoch of bytes that came from a RocketMQ master

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hastore.ha.rules.epochs import (
     FLOOR_EPOCH,
     History,
+    WrittenOver,
     classic_range,
     common_point,
     forgotten_end,
@@ -98,13 +99,16 @@ def lacks_own_end(master: MasterView, hello: Hello) -> bool:
     return last_epoch(hello.history) == master.epoch and hello.max_offset > limit
 
 
-def diverged(hellos: Sequence[Hello]) -> str | None:
+def diverged(hellos: Sequence[Hello], keeps: int | None = None) -> str | None:
     """Say which master has written over the lost end of its log, while another of these nodes has
     that end: they have other messages of one epoch at equal offsets. A promotion would mix them.
 
     A node that has promised a later epoch is left out: it may have copied what it has since then.
+    So is `keeps`, the candidate, if it knows that and keeps its own log (`kept_apart`).
     """
     for master, other in itertools.permutations(hellos, 2):
+        if other.node == keeps:
+            continue
         epoch, begin = last_epoch(master.history), master.unmet.get(other.node)
         same = epoch == last_epoch(other.history) == other.promised_epoch and not other.unclean
         if begin is not None and same and min(master.max_offset, other.max_offset) > begin:
@@ -117,6 +121,45 @@ def diverged(hellos: Sequence[Hello]) -> str | None:
                 f"{master.node} for good and promote another one"
             )
     return None
+
+
+def kept_log(own: Hello, hellos: Sequence[Hello]) -> WrittenOver | None:
+    """Return what a candidate keeps that its master has replaced, if its operator gives up what
+    others have there. None if there is no such thing, or another node has a later epoch: the
+    candidate then cuts that off and follows the later epoch, like any other node.
+    """
+    newest = max(last_epoch(hello.history) for hello in hellos)
+    return own.written_over if last_epoch(own.history) == newest else None
+
+
+def refused_log(hellos: Sequence[Hello], own: int) -> str | None:
+    """Say which of these logs, among the most advanced ones, a master has refused: from some offset
+    on it has other messages of the same epoch there. If `own`, the candidate's, is that log, or if
+    no other reaches beyond that offset, a promotion would open or copy it, and mix two logs once
+    the others are back. None if it would not.
+    """
+    newest = max(last_epoch(hello.history) for hello in hellos)
+    logs = [hello for hello in hellos if last_epoch(hello.history) == newest]
+    end = max((hello.max_offset for hello in logs if hello.written_over is None), default=-1)
+    for hello in logs:
+        over = hello.written_over
+        if over is not None and (hello.node == own or end <= over.offset):
+            return written_over_text(hello.node, over)
+    return None
+
+
+def written_over_text(node: int, over: WrittenOver) -> str:
+    """Say what a master has replaced of what `node` has, and what an operator can do."""
+    return (
+        f"node {over.node}, the master of epoch {over.epoch}, has refused node {node} as its "
+        f"slave: from {over.offset} on it has written other messages than node {node} has, which "
+        f"may be acknowledged. Start node {over.node}, if it is down: while it is the master, "
+        f"`hastore demote --accept-loss` for node {node} gives up what this one has from there on. "
+        f"If node {over.node} is gone for good, promote another node, which has these; if none "
+        f"that answers has, that is refused unless node {node} is stopped. Or `hastore promote "
+        f"--accept-loss` for node {node} keeps what this one has, and gives up what others have "
+        "from there on"
+    )
 
 
 def _lost_end(master: MasterView, hello: Hello) -> str:
@@ -177,7 +220,8 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     common, kept = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
     if lacks_own_end(master, hello):
         if not hello.accept_loss:
-            return Refused(_lost_end(master, hello))
+            over = master.begin if master.begin < master.max_offset else None
+            return Refused(_lost_end(master, hello), written_over=over)
         common = min(common, master.begin)
     blind = nothing_to_compare(
         hello.history, hello.min_offset, hello.max_offset,

@@ -8,7 +8,14 @@ are pure: a node and the simulation run the same code.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry, History, epoch_node, last_epoch
+from hastore.ha.rules.epochs import (
+    CLASSIC_EPOCH,
+    EpochEntry,
+    History,
+    WrittenOver,
+    epoch_node,
+    last_epoch,
+)
 
 
 def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
@@ -186,6 +193,18 @@ def overtaking(known: int, opened: Iterable[tuple[int, int]]) -> tuple[int, int]
 def new_entry(epoch: int, start: int, acks: int, nodes: tuple[int, ...]) -> EpochEntry:
     """Return the entry that a promotion appends."""
     return EpochEntry(epoch, start, acks, tuple(sorted(nodes)))
+
+
+def kept_apart(history: History, over: WrittenOver, entry: EpochEntry) -> History:
+    """Return the history of a log that goes on with `entry`, a promotion's, and keeps what a master
+    has replaced (`over`).
+
+    These bytes become those of an epoch of their own, the one before the promotion's, which nobody
+    has used. So all others, which may have other bytes of the master's epoch there, part from this
+    log where that begins.
+    """
+    before = entry.epoch - (1 << 16)
+    return (*history, EpochEntry(before, over.offset, entry.acks, entry.nodes))
 
 
 def opened_history(history: History, min_offset: int, entry: EpochEntry) -> History:

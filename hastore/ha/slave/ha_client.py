@@ -22,7 +22,7 @@ from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.replica.receiver import require_open
 from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at, finish_cut
-from hastore.ha.rules.epochs import History, common_point, named_common
+from hastore.ha.rules.epochs import History, WrittenOver, common_point, named_common
 from hastore.ha.slave.crc_check import DamagedRecordError
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
@@ -218,7 +218,12 @@ class HAClient(Follower):
                 member.state.promise(master.open_epoch, entry.acks, entry.nodes)
 
     def _act_on(self, opened: Call) -> bool:
-        answer = opened.answer
+        answer, member = opened.answer, self._member
+        over = member.written_over
+        if over is not None and isinstance(answer, StreamFrom | RewindTo):
+            # The histories do not show where both logs part: what a master had refused must go.
+            shared = answer.entries if isinstance(answer, RewindTo) else len(member.state.history)
+            answer = RewindTo(min(answer.offset, over.offset), shared)
         if isinstance(answer, StreamFrom):
             self.accept_loss = False  # it was for this master, and is not needed
             self._stream_from(opened, answer.offset)
@@ -229,6 +234,9 @@ class HAClient(Follower):
         if isinstance(answer, Resync):
             self._resync(opened.hello, answer)
             return True
+        if isinstance(answer, Refused) and answer.written_over is not None:
+            epoch, node = opened.hello.open_epoch, opened.hello.node
+            member.state.note_written_over(WrittenOver(epoch, answer.written_over, node))
         reason = answer.reason if isinstance(answer, Refused) else f"answered {answer!r}"
         self._note_problem(f"node {opened.hello.node} refuses this node as its slave: {reason}")
         return False

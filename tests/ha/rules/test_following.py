@@ -4,14 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.ha.rules.epochs import FLOOR_EPOCH, EpochEntry
+from hastore.ha.rules.epochs import FLOOR_EPOCH, EpochEntry, WrittenOver, common_point
 from hastore.ha.rules.following import (
     MasterView,
     answer_follow,
     check_identity,
     cut_loses_confirmed,
     diverged,
+    kept_log,
+    refused_log,
 )
+from hastore.ha.rules.promotion import kept_apart
 from hastore.protocol.hello import Refused, Resync, RewindTo, StreamFrom
 from tests.ha.rules.test_epochs import histories, model_common
 from tests.protocol.test_hello import make_hello
@@ -52,12 +55,14 @@ def test_what_a_master_has_lost_of_its_own_epoch_is_not_cut_from_its_slave():
     ahead = slave(history=(ONE, TWO), max_offset=1000)
     answer = answer_follow(master(), ahead)
     assert isinstance(answer, Refused) and "begins a new epoch with them" in answer.reason
+    assert answer.written_over is None
     assert "`hastore promote` on node" in answer.reason
     given_up = slave(history=(ONE, TWO), max_offset=1000, accept_loss=True)
     assert answer_follow(master(), given_up) == RewindTo(900, 2)
     written = master(opened_at=700)  # since its restart it has other bytes of the epoch from there
     answer = answer_follow(written, ahead)
     assert isinstance(answer, Refused) and "do not promote node" in answer.reason
+    assert answer.written_over == 700
     assert answer_follow(written, given_up) == RewindTo(700, 2)
     first = master(opened_at=700, unmet=700)  # it has given this slave nothing of that
     inside = {"history": (ONE, TWO), "max_offset": 800}
@@ -184,3 +189,27 @@ def test_no_promotion_mixes_what_a_master_has_written_over():
         assert diverged([over, healthy]) is None
     unwritten = slave(node=1, history=(ONE, TWO), max_offset=700, unmet={2: 700})
     assert diverged([unwritten, slave(**tail)]) is None  # the master fetches what node 2 has
+
+
+def test_a_log_that_its_master_has_refused_is_neither_opened_nor_copied():
+    over = WrittenOver(E2, 700, 1)
+    both = {"history": (ONE, TWO), "max_offset": 800}
+    refused = slave(node=2, **both, written_over=over)
+    other = slave(node=3, **both)
+    behind = slave(node=3, **{**both, "max_offset": 700})
+    text = str(refused_log([refused], 2))
+    assert "node 1, the master of epoch" in text and "`hastore promote --accept-loss`" in text
+    assert refused_log([refused, other], 2) == refused_log([behind, refused], 3) == text
+    assert refused_log([other, refused], 3) is None  # it has what the master has written
+    later = slave(node=3, history=(ONE, TWO, EpochEntry(E3, 700, 1, (1, 2, 3))), max_offset=700)
+    assert refused_log([refused, later], 2) is refused_log([later, refused], 3) is None
+    # With --accept-loss.
+    assert kept_log(refused, [refused, other]) == over
+    assert kept_log(refused, [refused, later]) is kept_log(other, [other, refused]) is None
+    entry = EpochEntry(4 << 16 | 2, 800, 1, (1, 2, 3))
+    mine = (*kept_apart((ONE, TWO), over, entry), entry)
+    assert common_point((ONE, TWO), 900, mine, 850) == (700, 2)
+    assert [one.epoch for one in mine[2:]] == [3 << 16 | 2, 4 << 16 | 2]
+    master_over = slave(node=1, history=(ONE, TWO), max_offset=900, unmet={2: 700})
+    assert diverged([refused, master_over], 2) is None
+    assert diverged([refused, master_over]) is not None
