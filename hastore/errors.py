@@ -41,6 +41,7 @@ The type says where the cause lies; the text names the failure and the remedy.
 The commands end with exit code 1 for every error that has no other code here.
 """
 
+import errno
 from enum import StrEnum
 from typing import Any
 
@@ -115,6 +116,17 @@ class ConfigError(HastoreError):
 
 class StoreError(HastoreError):
     """The store or its disk failed."""
+
+
+def unopened_store(root: str, failure: OSError) -> StoreError:
+    """Return the error of a store whose files could not be opened for writing, with what helps."""
+    remedy = "`store.root` must be a directory that this user may read and write"
+    if failure.errno == errno.EROFS:
+        remedy = (
+            "its disk is mounted read-only, as the kernel does after an error: look at the disk "
+            "(`dmesg`), and mount it anew"
+        )
+    return StoreError(f"{root}: the store cannot be opened: {failure}; {remedy}")
 
 
 class NotCachedError(HastoreError):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hastore.errors import StoreBrokenError, StoreError
+from hastore.errors import StoreBrokenError, StoreError, unopened_store
 from hastore.fs.filesystem import REAL, File, FileSystem
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.epochs import EpochStarts
@@ -160,13 +160,16 @@ def opened(
 ) -> Iterator[Stopped]:
     """Open the store of a node that is down.
 
-    Raises StoreInUseError if it runs, StoreError if the folder is no store of this node, or if log
-    files are missing or have a wrong size.
+    Raises StoreInUseError if it runs, StoreError if the folder is no store of this node or may not
+    be written, or if log files are missing or have a wrong size.
     """
     if not fs.is_dir(root):
         raise StoreError(f"{root}: no such folder; run the command where the node is started")
     lock = LockFile(fs, root)
-    lock.acquire()
+    try:
+        lock.acquire()
+    except OSError as failure:
+        raise unopened_store(root, failure) from failure
     try:
         stopped = _look(fs, root, node, cluster, group)
         try:

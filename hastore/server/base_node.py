@@ -26,6 +26,7 @@ from hastore.errors import (
     ReplicationError,
     StoreError,
     StoreMovedError,
+    unopened_store,
 )
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.node.node_state import NodeState
@@ -264,10 +265,7 @@ class BaseNode:
                 store.unlock()
                 raise
         except OSError as error:
-            raise StoreError(
-                f"{config.store.root}: the store cannot be opened: {error}; `store.root` must be a "
-                "directory that this user may read and write"
-            ) from error
+            raise unopened_store(config.store.root, error) from error
 
     def _bind(self) -> HttpServer:
         """Bind the three ports, and return the HTTP server, which does not answer yet.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import random
 from typing import Any
@@ -13,6 +15,7 @@ from hastore.fs.filesystem import file_name
 from hastore.ha.node.node_state import NodeState
 from hastore.repair.mending import Source
 from hastore.repair.stopped import Report, opened, repair
+from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
 from tests.dledger.store import kit as entry_kit
 from tests.dledger.store.lossy import LossyFileSystem
@@ -206,7 +209,9 @@ def test_what_a_slave_has_synced_beyond_damage_is_repaired_so_that_it_starts() -
     again.close()
 
 
-def test_a_store_that_is_in_use_or_of_another_node_or_lacks_files(tmp_path: pathlib.Path) -> None:
+def test_a_store_that_is_in_use_or_of_another_node_or_lacks_files(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fs = KernelFileSystem()
     other = fill(fs, ROOT, "classic")
     with opened(ROOT, node=1, cluster="c", group="g", fs=fs):
@@ -215,6 +220,12 @@ def test_a_store_that_is_in_use_or_of_another_node_or_lacks_files(tmp_path: path
     with pytest.raises(StoreBrokenError, match="belongs to node 1"):
         with opened(ROOT, node=2, cluster="c", group="g", fs=fs):
             pass
+    remedies = {errno.EROFS: "look at the disk .*mount it anew", errno.EACCES: "read and write"}
+    for code, remedy in remedies.items():
+        refused = OSError(code, os.strerror(code), f"{ROOT}/lock")
+        with monkeypatch.context() as patch, pytest.raises(StoreError, match=remedy):
+            patch.setattr(fs, "lock", lambda _path, refused=refused: raise_failure("", refused))
+            run(fs, [other])
     with pytest.raises(StoreError, match="no such folder"):
         with opened(str(tmp_path / "none"), node=1, cluster="c", group="g"):
             pass
