@@ -103,6 +103,16 @@ def test_a_wheel_has_every_file_that_is_no_module() -> None:
         assert path.suffix == ".py" or any(map(name.match, patterns)), name
 
 
+def test_the_lowest_versions_are_those_that_do_what_commands_promise() -> None:
+    """With click 8.1 `hastore log` alone ended with 0, and its help was data on stdout; with rich
+    14.2 a bar that is hidden wrote an empty line to stderr, before the one line of an error.
+    """
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    wanted = setup["options"]["install_requires"].split()
+    assert {"click>=8.2", "rich>=14.3"} <= set(wanted)
+
+
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_compose_files_have_a_node_for_each_service(name: str) -> None:
     compose = yaml.safe_load((CONTAINER / f"{name}.compose.yaml").read_text())
