@@ -86,10 +86,19 @@ def test_no_page_installs_hastore_by_its_name_alone() -> None:
     wheel = f"hastore-{__version__}-py3-none-any.whl["
     pages = {page: (ROOT / page).read_text() for page in PAGES}
     new = re.findall(r"/opt/hastore/bin/pip install .*", "".join(pages.values()))
-    assert len(new) == 3 and all(f'"dist/{wheel}' in line for line in new), new
+    assert len(new) == 5 and all(f'"dist/{wheel[:-1]}' in line for line in new), new
     for place, text in [*pages.items(), *((one, one.read_text()) for one in MODULES)]:
         assert not re.search(r"--upgrade '?\"?hastore", text), f"{place}: it is sought on PyPI"
     assert f'install "{wheel}spark]"' in pages["docs/pipeline.md"]
+
+
+def test_the_page_replaces_an_installed_version_of_the_same_number() -> None:
+    """A plain `pip install` of such a wheel changes nothing, and ends with 0."""
+    wheel = f"dist/hastore-{__version__}-py3-none-any.whl"
+    replace, add = re.findall(rf"pip install (.*{re.escape(wheel)}.*)", DOCUMENT)[-2:]
+    assert replace == f'--force-reinstall --no-deps "{wheel}"' and add == f'"{wheel}[tls]"'
+    upgrade = (ROOT / "docs" / "runbook.md").read_text().partition("## An upgrade")[2]
+    assert "(deployment.md#a-wheel)" in upgrade.partition("\n## ")[0]
 
 
 def test_a_wheel_has_every_file_that_is_no_module() -> None:
