@@ -349,12 +349,18 @@ class Cut:
 
     def iterate(self, consumer: Consumer, found: list[Message], count: int) -> None:
         """Iterate until the interrupt comes, or `found` has `count` messages."""
-        try:
+
+        def read() -> None:
             alarm(1e-6 + self._rng.random() * 2e-3, interrupt)
             for message in consumer:
                 found.append(message)
                 if len(found) == count:
                     break
+
+        # In a function of its own: since CPython 3.12 the jump at the end of a loop, where signals
+        # are handled, does not belong to a `try` that ends with the loop.
+        try:
+            read()
         except Interrupted:
             self.count += 1
         signal.setitimer(signal.ITIMER_REAL, 0.0)
