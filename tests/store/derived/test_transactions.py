@@ -461,6 +461,7 @@ def test_a_topic_whose_transactions_nobody_ends_leaves_room_for_others(tmp_path,
         assert found.why_full(b"scratch") is not None
     with opened(tmp_path) as store:
         found = store.transactions
+        assert store.wait_dispatched(store.whole_offset, 60), store.problems
         assert found.why_full(b"scratch") is not None and found.why_full(b"payments") is None
         store.truncate(last.offset)
         assert store.wait_dispatched(store.whole_offset, 60), store.problems
