@@ -311,6 +311,8 @@ def test_an_atexit_handler_may_close_clients(node: Node, scheme: str, registered
 
 
 FORK = """
+import warnings
+warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of Python 3.12 and later
 import os, sys, threading, time
 from hastore import Producer
 from hastore.errors import ClientError, OutcomeUnknown
