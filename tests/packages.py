@@ -16,7 +16,7 @@ BEGIN, END = (
 )
 # What every package may import; the table does not repeat it.
 COMMON = (
-    *("errors", "bounded_log", "clock", "counters", "heap", "service", "shares"),
+    *("errors", "bounded_log", "clock", "counters", "descriptors", "heap", "service", "shares"),
     "addresses",
     "config.model",
 )
@@ -362,6 +362,7 @@ MODULES = {
     "clock": (),
     "counters": (),
     "heap": (),
+    "descriptors": (),
     "service": (),
     "shares": (),
     "bounded_log": ("clock",),

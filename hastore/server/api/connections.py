@@ -45,6 +45,7 @@ from hastore.addresses import address_text, plain_host
 from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
 from hastore.config.model import ApiConfig
+from hastore.descriptors import descriptor_shares
 from hastore.errors import ConfigError
 from hastore.protocol import remoting
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
@@ -76,7 +77,6 @@ RECEIVE_BYTES_MIN = 512
 MESSAGES_MAX = 256  # per read, roughly: the size of the next read adapts
 RECEIVE_BYTES_MAX = 512 * 1024  # the largest read while a large frame is incomplete
 WARNINGS_PER_S = 10
-DESCRIPTORS_LEFT = 64  # for HA connections, the HTTP port and others
 CLOSING_READS_MAX = 64
 STRANGER_BYTES = 4 * 1024  # of a frame, before the client has proved who it is
 STRANGER_BYTES_ALL = 64 * 1024  # of all that it sends before, TLS included
@@ -792,11 +792,11 @@ def _is_quiet(connection: Connection) -> bool:
 
 def _affordable(limit: int) -> int:
     """Return how many connections may be open; the store needs half of the descriptors."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
+    most = descriptor_shares().connections
+    if most is None:
         return limit
-    most = max(descriptors // 2 - DESCRIPTORS_LEFT, DESCRIPTORS_LEFT)
     if most < limit:
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         log.warning(
             "api: %d connections instead of %d (api.max_connections): the process may open %d "
             "files; raise that limit (ulimit -n)", most, limit, descriptors,

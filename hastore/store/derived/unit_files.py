@@ -12,13 +12,13 @@ FileCache, which also records which files are unsynced.
 """
 
 import contextlib
-import resource
 import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 
+from hastore.descriptors import descriptor_shares
 from hastore.fs.filesystem import (
     File,
     FileSystem,
@@ -31,7 +31,6 @@ from hastore.fs.filesystem import (
 from hastore.store.derived.contract import REPEATED_MS
 from hastore.store.state.time_falls import Falls
 
-_OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
 _SYNC_EACH_MAX = 256  # files synced one by one; for more, one call syncs the file system
 
 
@@ -131,8 +130,7 @@ class FileCache:
             file = self.fs.open(path)
             self._files[path] = file
             if not self._open_max:
-                share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-                self._open_max = min(max(share, _OPEN_FILES_MIN), _OPEN_FILES_MAX)
+                self._open_max = descriptor_shares().queue_files
             if len(self._files) > self._open_max:
                 self._files.popitem(last=False)
         else:

@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hastore.descriptors import descriptor_shares
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.fs.filesystem import File, FileSystem, file_name, is_file_name
 
 log = logging.getLogger(__name__)
-
-_MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened again on use
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +143,7 @@ class MappedFileQueue:
         self._names_synced = 0
         self._fs = fs
         self._opened: list[MappedFile] = []
+        self._open_max = 0  # set at first use: by then the node has raised its descriptor limit
         self._opened_guard = threading.Lock()
 
     @property
@@ -280,5 +280,7 @@ class MappedFileQueue:
     def _note_opened(self, file: MappedFile) -> None:
         with self._opened_guard:
             self._opened.append(file)
-            if len(self._opened) > _MAX_OPEN:
+            if not self._open_max:
+                self._open_max = descriptor_shares().log_files
+            if len(self._opened) > self._open_max:  # they are opened again on use
                 self._opened.pop(0).release()

@@ -911,7 +911,7 @@ def test_without_descriptors_and_silent_connections_new_ones_wait(server: ApiSer
 def test_there_are_no_more_connections_than_half_of_the_descriptors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for soft, most in ((1_024, 448), (200, 64), (4_096, 1_000), (resource.RLIM_INFINITY, 1_000)):
+    for soft, most in ((1_024, 448), (200, 50), (4_096, 1_000), (resource.RLIM_INFINITY, 1_000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         caplog.clear()
         assert api_connections._affordable(1_000) == most

@@ -1,6 +1,7 @@
 """The log's files: reserved ahead, contiguous, read without a lock, few of them open."""
 
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from hastore.errors import NoLogFileError, StoreBrokenError, StoreFullError, UsageError
 from hastore.fs.filesystem import REAL, File, FileSystem, RealFile, RealFileSystem
 from hastore.service import raise_failure
-from hastore.store.log import allocate, mapped_file_queue
+from hastore.store.log import allocate
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.mapped_file_queue import MappedFile, MappedFileQueue
@@ -146,7 +147,7 @@ def test_a_view_outlives_its_file(tmp_path: Path) -> None:
 
 
 def test_only_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_file_queue, "_MAX_OPEN", 3)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (48, 48))  # of which log files get 3
     log = commit_log(tmp_path)
     for number in range(12):
         with log.lock:
@@ -183,7 +184,7 @@ def test_a_sync_of_many_files_leaves_none_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A burst over 1,000 small files ended with 2,068 descriptors."""
-    monkeypatch.setattr(mapped_file_queue, "_MAX_OPEN", 3)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (48, 48))  # of which log files get 3
     fs = FaultyFileSystem()
     queue = MappedFileQueue(fs, str(tmp_path), SIZE)
     for start in range(0, 10 * SIZE, SIZE):
