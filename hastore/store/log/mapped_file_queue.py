@@ -8,7 +8,7 @@ tuple that is replaced as a whole.
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hastore.descriptors import descriptor_shares
@@ -206,6 +206,17 @@ class MappedFileQueue:
         if found.opened is None:
             self._note_opened(found)
         return found
+
+    def one_by_one(self) -> Iterator[MappedFile]:
+        """Yield each file, and close it before the next: who looks at all of them opens only one.
+
+        A log of small files may have more of them than the process may open.
+        """
+        for file in self.files:
+            try:
+                yield file
+            finally:
+                file.release()
 
     def add(self, start: int, take: Callable[[str], None]) -> MappedFile:
         """Add the file at `start`, which `take(path)` moves to `path`. Its name is not synced."""

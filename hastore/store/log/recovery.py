@@ -232,7 +232,7 @@ def _scan(
     form = commit_log.form
     check = form.chain(units=not rewrite)
     scan = _Scan(start, start, start, unreadable, rewrite, check, form, synced, kept, [])
-    for file in commit_log.queue.files:
+    for file in commit_log.queue.one_by_one():
         if file.end > scan.end and not _scan_file(file, scan):
             break
     return scan
@@ -484,7 +484,7 @@ def _record_after(commit_log: CommitLog, scan: _Scan, *, patient: bool = True) -
     known = None if patient else _announced_at(commit_log, scan)
     sought = scan.end + (known[1] if known is not None else 0)
     zeros = 0
-    for file in commit_log.queue.files:
+    for file in commit_log.queue.one_by_one():
         at = max(scan.end + 1, file.start) - file.start
         while at + lead + SIZE_AND_MAGIC.size <= file.size:
             data = file.file.pread(min(_WINDOW_BYTES, file.size - at), at)

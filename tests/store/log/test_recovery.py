@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from hastore.fs.filesystem import REAL, RealFile
 from hastore.record.codec import build_record, check_record, decode_record
 from hastore.record.log_format import ENTRY_HEADER_BYTES
 from hastore.store.log import recovery
+from hastore.store.log.mapped_file_queue import MappedFile
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore
 from hastore.store.state import limits as limits_module
@@ -80,6 +82,34 @@ def test_after_kill_9_every_written_record_is_there(tmp_path: Path) -> None:
     with opened(copy) as store:
         assert store.max_offset == store.flushed_offset == end
         assert bodies(store) == wanted
+
+
+def test_a_start_opens_few_of_many_log_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept each file open that it had read, and failed beyond the limit of the process."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (48, 48))  # of which log files get 3
+    with opened(tmp_path / "a") as store:
+        wanted = fill(store, 12, size=FILE_SIZE - 500)
+        copy = crash_copy(store, tmp_path / "b")
+    most: list[int] = []
+    files: set[MappedFile] = set()
+    before = MappedFile._open
+
+    def noted(file: MappedFile) -> tuple[Any, memoryview]:
+        done = before(file)
+        files.add(file)
+        most.append(sum(one.is_open for one in files))
+        return done
+
+    monkeypatch.setattr(MappedFile, "_open", noted)
+    for page_lost in (False, True):
+        if page_lost:
+            os.remove(f"{copy}/hastore/limits")
+        with opened(copy) as store:
+            assert bodies(store) == wanted
+    assert len(files) == 2 * 12
+    assert max(most) <= 4
 
 
 @pytest.mark.parametrize("power_loss", [False, True])
