@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from hastore.clock import Clock
 from hastore.config.model import Flush, StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
-from hastore.fs.filesystem import File, FileSystem
+from hastore.fs.filesystem import NO_DESCRIPTOR, File, FileSystem
 from hastore.record.codec import Host
 from hastore.record.delays import parse_levels
 from hastore.record.topic_records import TopicConfig
@@ -295,9 +295,13 @@ class LogStore:
                 self._lock_file.release()
                 raise
         except OSError as failure:
+            remedy = (
+                "raise the limit of open files (ulimit -n)"
+                if failure.errno in NO_DESCRIPTOR
+                else "give the node a directory that it can write (store.root)"
+            )
             raise StoreError(
-                f"the store {self._root} cannot be opened: {failure}; give the node a directory"
-                " that it can write (store.root)"
+                f"the store {self._root} cannot be opened: {failure}; {remedy}"
             ) from failure
 
     def _close_to_others(self) -> None:

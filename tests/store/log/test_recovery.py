@@ -1,5 +1,6 @@
 """Recovery after clean stops, crashes, power losses and damage."""
 
+import errno
 import os
 import random
 import resource
@@ -24,6 +25,7 @@ from hastore.store.message_store import MessageStore
 from hastore.store.state import limits as limits_module
 from hastore.store.state.limits import LimitsPage, read_limits
 from tests.dledger.store import kit as entry_kit
+from tests.store.faulty import FaultyFileSystem
 from tests.store.kit import (
     FILE_SIZE,
     HOST,
@@ -576,6 +578,16 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="store.root"):
         MessageStore(config(tmp_path / "file" / "store"), store_host=HOST).open()
+
+
+def test_a_start_without_a_free_descriptor_names_the_limit(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 3)
+    fs = FaultyFileSystem()
+    fs.fail("open", "commitlog", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    with pytest.raises(StoreError, match="Too many open files.*ulimit -n") as raised:
+        MessageStore(config(tmp_path), store_host=HOST, fs=fs).open()
+    assert "store.root" not in str(raised.value)
 
 
 def test_recovery_reads_only_the_tail_of_a_long_log(
