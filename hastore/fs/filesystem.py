@@ -34,6 +34,7 @@ NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
 _ZEROS = bytes(1 << 20)
+_LOOK_BYTES = 1 << 16  # of data that `is_zero` reads
 _KINDS_WITH_OBJECT = ("ext4", "xfs", "f2fs")  # file systems that have a folder in /sys/fs
 
 log = logging.getLogger(__name__)
@@ -221,6 +222,16 @@ class RealFile:
                 if not _zero_range(self._descriptor, start, end - start):
                     for at in range(start, end, len(_ZEROS)):
                         self.pwrite(_ZEROS[: min(len(_ZEROS), end - at)], at)
+
+    def is_zero(self, position: int, size: int) -> bool:
+        """Whether the range reads as zeros; False too if more than _LOOK_BYTES of it are data."""
+        left = _LOOK_BYTES
+        with _named(self.path):
+            for start, end in self._data_extents(position, min(position + size, self.size)):
+                left -= end - start
+                if left < 0 or self.pread(end - start, start).strip(b"\0"):
+                    return False
+        return True
 
     def truncate(self, size: int) -> None:
         """Set the length."""

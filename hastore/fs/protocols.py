@@ -55,6 +55,9 @@ class File(Protocol):
     def zero(self, position: int, size: int) -> None:
         """Make the range read as zeros; holes stay holes. Not durable before `sync`."""
 
+    def is_zero(self, position: int, size: int) -> bool:
+        """Whether the range reads as zeros, as far as a short look tells."""
+
     def truncate(self, size: int) -> None:
         """Set the length to `size` bytes."""
 

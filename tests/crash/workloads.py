@@ -79,6 +79,6 @@ def missing(report: Report, names: Iterable[str]) -> list[str]:
 
 
 SHORT = {  # seeds that have states of every kind together
-    "classic": (0, 4), "retention": (0,), "resync": (0,), "dledger": (0, 1, 2), "backup": (0,),
+    "classic": (0, 4), "retention": (3,), "resync": (0,), "dledger": (0, 1, 2), "backup": (0,),
     "small files": (0,),
 }  # fmt: skip

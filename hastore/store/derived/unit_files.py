@@ -62,11 +62,17 @@ class FileCache:
             self._dirty.add(path)
             self._file(path).pwrite(data, position)
 
-    def zero(self, path: str, position: int, size: int) -> None:
-        """Zero a range; durable after `flush`."""
+    def zero(self, path: str, position: int, size: int, *, whole: bool) -> None:
+        """Zero a range; durable after `flush`.
+
+        If `whole`, what reads as zeros is left as it is: else each start would write a block of
+        each queue. If not, the disk may have other bytes than are read.
+        """
         with self._lock:
-            self._dirty.add(path)
-            self._file(path).zero(position, size)
+            file = self._file(path)
+            if not whole or not file.is_zero(position, size):
+                self._dirty.add(path)
+                file.zero(position, size)
 
     def create(self, path: str, size: int) -> bool:
         """Make a sparse file of zeros, and its directories; durable after `flush`.
@@ -432,7 +438,7 @@ class UnitFiles:
         else:
             size = self.unit_bytes
             rest = (self.units_per_file - count) * size
-            self._cache.zero(self.path(starts[last]), count * size, rest)
+            self._cache.zero(self.path(starts[last]), count * size, rest, whole=whole)
         self.starts = starts[:keep]
 
     def delete_before(self, min_offset: int) -> None:

@@ -1,5 +1,6 @@
 """The real file system behind its interface."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -54,6 +55,20 @@ def test_zeroing_leaves_holes_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm, a tmpfs, here")
+def test_whether_a_range_is_zero(tmp_path: Path) -> None:
+    with contextlib.closing(REAL.open(str(tmp_path / "file"), create=True)) as file:
+        file.truncate(64 << 20)
+        assert file.is_zero(0, 64 << 20)
+        file.pwrite(b"x", 20_000)
+        file.pwrite(b"x", 40 << 20)
+        assert not file.is_zero(0, 64 << 20)
+        assert not file.is_zero(20_000, 1)
+        assert file.is_zero(20_001, 1 << 20)
+        assert not file.is_zero(20_001, 64 << 20)
+        file.pwrite(bytes(1 << 20), 50 << 20)
+        assert not file.is_zero(50 << 20, 1 << 20)  # so much is not read
+
+
 def test_zeroing_where_the_file_system_cannot() -> None:
     path = f"/dev/shm/hastore-test-{os.getpid()}"
     file = REAL.open(path, create=True)
