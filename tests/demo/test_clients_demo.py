@@ -12,6 +12,7 @@ from hastore.demo.proof import ProofError
 from hastore.errors import UsageError
 from tests.interop.build import missing
 from tests.process.harness import hastore
+from tests.spark.quick import QUICK_JVM
 
 STREAMS = [
     {
@@ -60,9 +61,10 @@ def test_without_java_17_it_says_what_is_missing(monkeypatch, tmp_path):
 @pytest.mark.full
 @pytest.mark.slow("Maven, a JVM, three nodes and a kill")
 @pytest.mark.parametrize("mode", ["classic", "dledger"])
-def test_clients_go_on_through_a_kill(tmp_path, mode):
+def test_clients_go_on_through_a_kill(tmp_path, monkeypatch, mode):
     if shutil.which("mvn") is None:
         missing("mvn is not on the PATH")
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_JVM)  # for Maven too
     folder = tmp_path / "demo" / "stores"
     words = ["--clients", "rocketmq", "--json", "--scale", "0.4", "--mode", mode]
     done = hastore("demo", *words, "--folder", str(folder), timeout_s=900)

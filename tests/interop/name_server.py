@@ -12,6 +12,7 @@ from hastore.protocol.registration import Route, decode_route, question_of_route
 from hastore.protocol.remoting import Answer
 from hastore.server.name_server_line import Line
 from tests.interop.build import Program, command
+from tests.interop.rocketmq import NO_TLS
 from tests.process.harness import wait_until
 
 NAME_SERVER_5 = Program(
@@ -25,7 +26,7 @@ NAME_SERVER_4 = Program(  # Maven Central has no later one of version 4
 START_S = 120.0
 _JVM = (
     *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms64m", "-Xmx256m"),
-    *("-XX:MaxDirectMemorySize=128m", "-Djava.net.preferIPv4Stack=true"),
+    *("-XX:MaxDirectMemorySize=128m", "-Djava.net.preferIPv4Stack=true", NO_TLS),
 )
 
 

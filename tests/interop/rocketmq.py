@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from tests.interop.java_process import JavaProcess
 
+# By default each server makes an RSA key and a certificate for TLS, for more than a second of CPU.
+NO_TLS = "-Dtls.server.mode=disabled"
 _OPTIONS = (
+    NO_TLS,
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",

@@ -23,9 +23,10 @@ from pyspark import SparkContext
 from hastore.errors import HastoreError
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import explained_end, own_session, run_action
+from tests.spark.quick import QUICK
 for killed in (True, False):
     try:
-        with own_session("run", master="local[1]", memory="512m", settings={}) as spark:
+        with own_session("run", master="local[1]", memory="512m", settings=QUICK) as spark:
             if killed:
                 os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
             with explained_end("count"):

@@ -18,7 +18,8 @@ public final class Settings {
         "transientStorePoolEnable", false,
         "cleanResourceInterval", 3_600_000,
         "fileReservedTime", 24 * 365,
-        "diskMaxUsedSpaceRatio", 95);
+        "diskMaxUsedSpaceRatio", 95,
+        "timerFlushIntervalMs", 30_000); // by default it compares its 37 MiB byte by byte once a second
     private static final Map<String, Object> BROKER = Map.of(
         "brokerIP1", "127.0.0.1",
         "brokerIP2", "127.0.0.1",
@@ -26,6 +27,7 @@ public final class Settings {
         "slaveReadEnable", true,
         "transactionOpBatchInterval", 100, // most delay before the end of a transaction is logged, by default 3 s
         "transactionCheckInterval", 3_600_000, // else open half messages are written again after 30 s
+        "transactionMetricFlushInterval", 500, // until it is over for the first time, a thread of 5.3.3 spins: 10 s
         "enableDetailStat", false,
         "enableCalcFilterBitMap", false);
 
