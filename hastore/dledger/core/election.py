@@ -223,8 +223,6 @@ class LeadershipTransfer:
             return f"there is no link to node {to}"
         if now_ms - follower.heard_ms > self._settings.election_timeout_ms:
             return f"node {to} does not answer"
-        if follower.is_silent(now_ms):  # puts would be refused meanwhile, in vain
-            return f"node {to} takes nothing of what it lacks: look at its disk"
         if follower.full:
             return f"the disk of node {to} is full"
         if not follower.able:
@@ -234,6 +232,8 @@ class LeadershipTransfer:
             )
         if follower.recall_index is not None:
             return f"node {to} has lost its disk and is still catching up"
+        if follower.is_silent(now_ms):  # puts would be refused meanwhile, in vain
+            return f"node {to} takes nothing of what it lacks: look at its disk"
         if not follower.is_sending() or follower.match_index < 0:
             return f"the log of node {to} is not yet compared with this one; try again"
         gap = state.ledger_end_index - follower.match_index

@@ -266,6 +266,20 @@ def test_no_change_of_members_relies_on_a_node_that_takes_no_entries(full):
     assert core.members == (1, 2), "it can be removed itself"
 
 
+def test_a_full_follower_is_called_full_however_long_it_takes_nothing():
+    core = make_leader()
+    core.step(Propose(1_000.0, 1))
+    core.step(Persisted(1_000.0, 1))
+    answer(core, 2, 1)
+    for beat in range(1_300, 5_000, 300):
+        core.step(Receive(float(beat), 2, HeartBeatResponse(1, 1, Code.SUCCESS)))
+        core.step(
+            Receive(float(beat), 3, PushResponse(1, PushType.APPEND, Code.DISK_FULL, 0, 0, 0))
+        )
+    assert core.silent_followers == {3}
+    assert core.refusals_to_lead == {3: "the disk of node 3 is full"}
+
+
 def test_a_leader_that_leaves_hands_over_to_a_node_that_can_lead():
     """Not to one that lost its disk, although it has every entry too."""
     core = start((1, 2, 3, 4, 5))
