@@ -127,7 +127,7 @@ class Learners:
         missing = self._missing(self.answering(followers, now_ms))
         if lacks is None and missing and missing.isdisjoint(self._state.group.leaving):
             return (
-                f"it keeps up; too few members work for one more: start or remove node "
+                f"it keeps up; too few members work for one more: start, mend or remove node "
                 f"{listed(missing)}"
             )
         return lacks or self._membership.busy()

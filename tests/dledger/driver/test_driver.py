@@ -1063,7 +1063,9 @@ def test_a_node_is_added_and_fails_and_a_dead_one_is_replaced(tmp_path):
         outcome, reason = ask_by_file(leader, "remove", target)
         assert outcome == "REFUSED" and f"start or remove node {dead.number}" in reason, reason
     assert ask_by_file(leader, "add", 4) == ("DONE", "")
-    keeps_up = f"it keeps up; too few members work for one more: start or remove node {dead.number}"
+    keeps_up = (
+        f"it keeps up; too few members work for one more: start, mend or remove node {dead.number}"
+    )
     wait_for(lambda: learner_of(leader).waits_for == keeps_up, "the learner keeps up")
     for node in (leader, fourth):
         assert node.driver.core.group == MemberSet((1, 2, 3), (4,))
