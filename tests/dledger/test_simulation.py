@@ -12,6 +12,7 @@ import random
 import pytest
 
 from tests.dledger import directed_walks
+from tests.dledger.hanging_disks import HangingWorld
 from tests.dledger.planted import BUGS, planted
 from tests.dledger.simulation import FAULTS, LAST_STAGES, Violation, walk
 
@@ -106,6 +107,13 @@ def test_the_promises_hold_in_fresh_walks():
     if count >= FRESH:  # else a replay of a few walks
         for what in ("elected", "acked", "read answered", "put refused", "healed"):
             assert seen.get(what, 0) >= count, (what, seen)
+
+
+def test_the_promises_hold_while_disks_hang_and_nothing_is_saved_meanwhile():
+    seen: set[str] = set()
+    for seed in range(530_009, 530_009 + 15):  # of which two failed once: candidates that went on
+        seen |= walk(seed, world=HangingWorld).counts.keys()
+    assert {"hangs as LEADER", "hangs as CANDIDATE", "hangs as FOLLOWER"} <= seen
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))

@@ -40,7 +40,8 @@ _FIELDS = re.compile(
 _BETWEEN_NODES = (
     *("ha/promoter.py", "ha/rules/promotion.py", "ha/rules/following.py", "ha/node/member.py"),
     *("ha/replica/rewind.py", "dledger/links/identity.py", "dledger/core/election.py"),
-    *("dledger/core/learners.py", "dledger/core/member_state.py", "dledger/driver/requests.py"),
+    *("dledger/core/leader.py", "dledger/core/learners.py", "dledger/core/member_state.py"),
+    "dledger/driver/requests.py",
 )
 # These check a file or a request, or compare queues: only a command or a client is told.
 _OF_FILES = (

@@ -91,6 +91,7 @@ _PUSH_TYPES: dict[type, PushType] = {
     TruncateRequest: PushType.TRUNCATE,
 }
 _FROM_LEADER = (*_PUSH_TYPES, HeartBeatRequest, TakeLeadership)
+_SAVED_FIRST = (VoteRequest, TruncateRequest, InstallRequest)
 
 
 def _assumed_bytes(first: int, last: int) -> int:
@@ -355,15 +356,22 @@ class DLedgerCore:
             check_message(message)
         except ProtocolError:
             return  # the link has reported it, and closes; no message of a peer may end this node
-        is_vote = isinstance(message, VoteRequest)
-        if self._state.hangs and (is_vote or message.term > self._state.term):
-            return  # a vote and a term are saved first; it takes part again when the sync returns
+        if self._state.hangs and self._saves_first(message):
+            return  # the driver would stand still; the peer sends it again when the sync returns
         if isinstance(message, VoteRequest):
             self._on_vote_request(peer, message, update)
         elif isinstance(message, _FROM_LEADER):
             self._on_leader_message(peer, message, update)
         elif peer in self._state.members or peer in self._leader.dispatchers:
             self._on_answer(peer, message, update)
+
+    def _saves_first(self, message: Message) -> bool:
+        """Whether this node may have to save what a message says: a vote, term, list or cut."""
+        if message.term > self._state.term or isinstance(message, _SAVED_FIRST):
+            return True
+        if isinstance(message, CommitRequest):
+            return message.recall_index != NO_INDEX
+        return isinstance(message, AppendRequest) and bool(message.members)
 
     def _on_link(self, event: LinkChanged, update: Update) -> None:
         state, peer = self._state, event.peer
@@ -404,9 +412,13 @@ class DLedgerCore:
             self._elector.wait(self._now_ms)
 
     def _on_sync_hangs(self, event: SyncHangs, update: Update) -> None:
-        if self._state.hangs != event.hangs:
-            self._state.hangs = event.hangs
-            self._elector.wait(self._now_ms)
+        state = self._state
+        if state.hangs == event.hangs:
+            return
+        state.hangs = event.hangs
+        self._elector.wait(self._now_ms)
+        if state.role is Role.CANDIDATE:  # with a majority for it, it would save the next term
+            self._follow(state.term, None, update)
 
     def _on_told_removed(self, event: ToldRemoved, update: Update) -> None:
         self._note_removal(event.removed, update)
@@ -414,7 +426,9 @@ class DLedgerCore:
     def _note_removal(self, told: tuple[int, int, tuple[int, ...]], update: Update) -> bool:
         """Stop asking for votes if a committed list has left out this node."""
         state = self._state
-        if state.is_leader or not state.note_removal(told, update):
+        if state.is_leader or state.hangs:  # it is told again, and cannot save that now
+            return False
+        if not state.note_removal(told, update):
             return False
         self._follow(state.term, None, update)
         return True

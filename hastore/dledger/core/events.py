@@ -185,8 +185,8 @@ class SyncHangs:
     """A sync of the log does not return (`hangs`), or has returned.
 
     Whatever else such a node wrote durably could not return either, and would hold up the node: it
-    asks for no votes, and takes no part in a vote or in a later term. As a leader it yields, if a
-    majority of the others can go on without it.
+    asks for no votes, and takes no part in a vote or in a later term, no member list and no cut. As
+    a leader it changes no members, and yields, if a majority of the others can go on without it.
     """
 
     now_ms: float

@@ -228,6 +228,8 @@ class Leader:
 
         The answers of a node that has lost its disk, or takes no entries, do not count.
         """
+        if self._state.hangs:  # the list is saved before anyone gets it
+            return f"the disk of node {self._state.node}, the leader, hangs: let another node lead"
         answering = self.learners.answering(self.dispatchers, now_ms)
         unheard = set(members) - answering
         if 2 * (len(members) - len(unheard)) > len(members):
