@@ -349,6 +349,7 @@ def new_member_state(data: Durable, end: int) -> dict[str, object]:
         "acks_min": data.acks_min,
         "acks_max": data.acks_max,
         "node_lists": data.node_lists,
+        "written_over": data.written_over,
         "unclean": True,
         "restored": True,
         "known_stores": {**data.known_stores, data.node: data.store_id},
@@ -360,6 +361,7 @@ def only_node_state(node: int, data: Durable, end: int, now_ms: int) -> dict[str
     seen = max(data.promised_epoch, last_epoch(data.history)) >> 16
     return {
         "history": keep_until(data.history, end),
+        "written_over": data.written_over,
         "aside": data.aside,
         "promised_epoch": later_life(seen, now_ms) << 16 | node,
     }

@@ -10,8 +10,11 @@ import random
 
 import pytest
 
+from hastore.backup.restore import new_member_state, only_node_state
+from hastore.ha.node.node_state import NodeState
 from tests.backup.sim_restore import walk_with_backups
-from tests.ha.simulation import Violation
+from tests.ha.directed_walks import a_master_that_wrote_over_a_lost_end, follow
+from tests.ha.simulation import MemoryFiles, Violation
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +46,18 @@ def test_a_node_that_comes_back_as_it_was_is_caught():
             print(caught)
             return
     raise AssertionError("no walk has met it")
+
+
+def test_a_restored_node_knows_what_a_master_had_written_over():
+    with a_master_that_wrote_over_a_lost_end() as (group, master, two, begin):
+        follow(group, master, 2)
+        data, end = two.state.data, two.store.max_offset
+        assert data.written_over is not None and data.written_over.offset == begin < end
+        for number, given in (
+            (4, new_member_state(data, end)),
+            (5, only_node_state(5, data, end, 0)),
+        ):
+            state = NodeState(MemoryFiles(lambda: None), "/n")
+            state.load(number, "c", "g")
+            state.save(**given)
+            assert state.data.written_over == data.written_over

@@ -242,30 +242,41 @@ def a_node_dies_in_the_middle_of_a_cut() -> None:
             raise Violation("a part of a tail that was cut is back")
 
 
+def lose_end_and_write_on(group: Flips, master: SimNode, two: SimNode) -> int:
+    """Let a master lose what it has not synced, resume its epoch while node 2 is silent, and write
+    beyond that one's end; return where their logs part.
+    """
+    master.die()
+    begin = master.store.flushed_offset
+    master.store._cut(begin)
+    master.start()
+    two.end_stream()
+    group.world.cut_off = {2}
+    if not master.resume():
+        raise Violation("a master needs a silent slave")
+    while master.store.max_offset <= two.store.max_offset:
+        group.put(master)
+    group.world.cut_off = set()
+    return begin
+
+
 @contextlib.contextmanager
-def a_master_that_wrote_over_a_lost_end() -> Iterator[tuple[Flips, SimNode, SimNode, int]]:
+def a_master_that_wrote_over_a_lost_end(
+    more: int = 0,
+) -> Iterator[tuple[Flips, SimNode, SimNode, int]]:
     """Yield a group, its master, a slave that was silent when the master resumed its epoch without
     the end of its log, and where their logs part: the master has written beyond the slave's end.
+    The slave has `more` records there than one.
     """
     with a_group() as group:
         master = group.promote(1)
         group.put(master)
         group.stream(master)
         master.store.flush()
-        group.put(master)
-        two = follow(group, master, 2)
-        master.die()
-        begin = master.store.flushed_offset
-        master.store._cut(begin)
-        master.start()
-        two.end_stream()
-        group.world.cut_off = {2}
-        if not master.resume():
-            raise Violation("a master needs a silent slave")
-        while master.store.max_offset <= two.store.max_offset:
+        for _ in range(1 + more):
             group.put(master)
-        group.world.cut_off = set()
-        yield group, master, two, begin
+        two = follow(group, master, 2)
+        yield group, master, two, lose_end_and_write_on(group, master, two)
 
 
 def a_refused_slave_stays_refused() -> None:
@@ -351,6 +362,49 @@ def a_refused_slave_is_promoted(*, gives_up: bool) -> None:
             raise Violation("the logs do not become equal")
         if two.store.data.startswith(kept) is not gives_up or begin >= len(kept):
             raise Violation("other messages are kept than the operator wants")
+
+
+def a_refused_slave_is_copied_anew() -> None:
+    """Retention has removed the place where a refused slave's log and its master's part: it begins
+    anew, under that master or a later one, and also after a crash when its new log is still empty.
+    """
+    with a_master_that_wrote_over_a_lost_end() as (group, master, two, begin):
+        follow(group, master, 2)
+        follow(group, master, 3)
+        two.store.min_offset = begin + 1
+        for _ in range(3):
+            group.put(master)
+        master.store.min_offset = two.store.max_offset + 1
+        kept = bytes(two.store.data)
+        follow(group, master, 2)
+        if bytes(two.store.data) != kept:
+            raise Violation("a slave gives its messages up without the operator")
+
+        def dies(_entries: object) -> None:
+            raise Crash(two.number)
+
+        two.client.accept_loss = True
+        two.state.replace_history = dies  # type: ignore[method-assign]
+        with contextlib.suppress(Crash):
+            follow(group, master, 2)
+        assert two.store.min_offset == two.store.max_offset > begin
+        two.die()
+        two.start()
+        follow(group, master, 2)
+        if two.store.data[two.store.min_offset :] != master.store.data[two.store.min_offset :]:
+            raise Violation("a slave whose resync was interrupted follows nobody")
+    with a_master_that_wrote_over_a_lost_end(more=2) as (group, master, two, begin):
+        follow(group, master, 2)
+        follow(group, master, 3)
+        two.store.min_offset, two.store.confirmed_offset = begin + 1, 0
+        assert two.store.max_offset > two.store.min_offset
+        master.die()
+        leader = group.promote(3)
+        group.put(leader)
+        follow(group, leader, 2)
+        follow(group, leader, 2)
+        if two.store.data[two.store.min_offset :] != leader.store.data[two.store.min_offset :]:
+            raise Violation("a slave cannot cut where its logs part, and follows nobody")
 
 
 def no_room(*_arguments: object) -> None:

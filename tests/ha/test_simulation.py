@@ -19,6 +19,7 @@ from tests.ha.directed_walks import (
     a_master_returns_with_a_shorter_log_than_its_slave,
     a_node_dies_in_the_middle_of_a_cut,
     a_node_restarts_twice_after_a_power_loss,
+    a_refused_slave_is_copied_anew,
     a_refused_slave_is_promoted,
     a_refused_slave_stays_refused,
     a_slave_has_all_bytes_but_not_the_entry,
@@ -160,6 +161,10 @@ def test_a_slave_that_a_master_has_written_over_stays_refused():
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_a_refused_slave_is_promoted_only_if_the_operator_accepts_the_loss(gives_up):
     a_refused_slave_is_promoted(gives_up=gives_up)
+
+
+def test_a_refused_slave_that_cannot_cut_is_copied_anew():
+    a_refused_slave_is_copied_anew()
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))

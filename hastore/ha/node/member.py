@@ -160,8 +160,11 @@ class Member:
     @property
     def written_over(self) -> WrittenOver | None:
         """What a master has replaced of what this log has; None if that is not known."""
-        over = self.state.data.written_over
-        return over if over is not None and self.store.max_offset > over.offset else None
+        over, store = self.state.data.written_over, self.store
+        # A resync that a crash has ended may leave an empty log that begins beyond that offset.
+        if over is None or store.max_offset == store.min_offset:
+            return None
+        return over if store.max_offset > over.offset else None
 
     @functools.cached_property
     def counts_flushed(self) -> bool:

@@ -181,7 +181,9 @@ class NodeState:
             if "history" in changes:
                 data.history = prune(data.history)
                 if last_epoch(data.history) != self.last_epoch:
-                    data.unmet, data.written_over = {}, None
+                    data.unmet = {}
+                    if "written_over" not in changes:  # a store that is restored takes over both
+                        data.written_over = None
             text = msgspec.json.format(msgspec.json.encode(data), indent=1)
             self._fs.replace_bytes(self._path, text + b"\n")
             self._data = data
@@ -290,7 +292,10 @@ class NodeState:
 
     def note_resumed(self, others: Iterable[int], end: int) -> None:
         """Record, durably, that this master resumes its epoch with a log that ends at `end`."""
-        unmet = dict.fromkeys(others, end) | self.data.unmet  # the first resumption's end stays
+        # What was written since the first resumption is not the same: that one's end stays, unless
+        # the log's end was lost again, below it.
+        was = self.data.unmet
+        unmet = was | {one: min(end, was.get(one, end)) for one in others}
         if unmet != self.data.unmet:
             self.save(unmet=unmet)
 

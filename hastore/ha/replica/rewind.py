@@ -116,6 +116,8 @@ def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
     The master cannot tell, because only this node knows where its records end.
     """
     common, _ = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
+    if hello.written_over is not None:
+        common = min(common, hello.written_over.offset)
     point = max(common, hello.min_offset)
     if point < hello.confirmed_offset and not loses_confirmed(store, point):
         return point

@@ -223,6 +223,11 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
             over = master.begin if master.begin < master.max_offset else None
             return Refused(_lost_end(master, hello), written_over=over)
         common = min(common, master.begin)
+    noted = hello.written_over
+    if noted is not None:
+        if noted.epoch == master.epoch and not hello.accept_loss:
+            return Refused(written_over_text(hello.node, noted), written_over=noted.offset)
+        common = min(common, noted.offset)  # the histories do not show it
     blind = nothing_to_compare(
         hello.history, hello.min_offset, hello.max_offset,
         master.history, master.min_offset, master.max_offset,

@@ -323,6 +323,9 @@ class HAClient(Follower):
         """Return up to which confirmed offset the master's history has this log too."""
         store, mine = self._member.store, self._member.state.history
         end = named_common(mine, store.max_offset, master.history, master.max_offset)
+        over = self._member.written_over
+        if over is not None:
+            end = min(end, over.offset)
         return min(end, store.confirmed_offset)
 
     def _resync(self, master: Hello, answer: Resync) -> None:

@@ -119,6 +119,17 @@ def test_opening_an_epoch_drops_the_marks_in_one_step(files):
     assert (data.acks_min, data.acks_max, data.node_lists) == (1, 1, ((1, 2, 3),))
 
 
+def test_a_master_that_loses_the_end_again_knows_the_lower_one(files):
+    state = boot(files)
+    state.open_epoch((entry(E1, 0),))
+    state.note_resumed((2, 3), 700)
+    state.note_met(3)
+    state.note_resumed((2, 3), 800)
+    assert load(files).data.unmet == {2: 700, 3: 800}
+    state.note_resumed((2, 3), 650)
+    assert load(files).data.unmet == {2: 650, 3: 650}
+
+
 def test_a_resynced_history_brings_the_acks_of_its_last_entry(files):
     state = boot(files)
     state.promise(E3, 1, (1, 2, 3))

@@ -191,6 +191,22 @@ def test_no_promotion_mixes_what_a_master_has_written_over():
     assert diverged([unwritten, slave(**tail)]) is None  # the master fetches what node 2 has
 
 
+def test_a_refused_slave_parts_where_its_master_had_written_other_bytes():
+    over = WrittenOver(E1, 300, 1)
+    tail = {"max_offset": 450, "written_over": over}  # of epoch 1, which ends at 500 here
+    assert answer_follow(master(), slave(**tail)) == RewindTo(300, 1)
+    assert isinstance(answer_follow(master(), slave(**tail, min_offset=350)), Resync)
+    confirmed = slave(**tail, min_offset=350, confirmed_offset=400)
+    answer = answer_follow(master(), confirmed)
+    assert isinstance(answer, Refused) and "the group disagrees" in answer.reason
+    # An unclean one, which may have more of the epoch than its master had, says it itself.
+    again = {**tail, "unclean": True, "promised_epoch": E1}
+    open_yet = master(epoch=E1, promised_epoch=E1, history=(ONE,))
+    answer = answer_follow(open_yet, slave(**again))
+    assert isinstance(answer, Refused) and answer.written_over == 300
+    assert answer_follow(open_yet, slave(**again, accept_loss=True)) == RewindTo(300, 1)
+
+
 def test_a_log_that_its_master_has_refused_is_neither_opened_nor_copied():
     over = WrittenOver(E2, 700, 1)
     both = {"history": (ONE, TWO), "max_offset": 800}
