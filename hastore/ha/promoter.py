@@ -153,7 +153,8 @@ class Promoter:
             required = _with_known(required, replies)
         self._require_enough(required, answers, replies, flags)
         own = member.hello(Purpose.SURVEY)
-        hellos = [own, *(r.hello for r in replies if r.hello is not None)]
+        # One that has refused the promise is copied by nobody: what it has does not count here.
+        hellos = [own, *(r.hello for r in replies if _promised(r) and r.hello is not None)]
         if self._kept(hellos, flags) != kept:
             raise PromotionRefused("this log has changed during the survey; trying again")
         self._catch_up(epoch, self._sources(answers, hellos, kept), replies, flags)

@@ -407,6 +407,39 @@ def a_refused_slave_is_copied_anew() -> None:
             raise Violation("a slave cannot cut where its logs part, and follows nobody")
 
 
+def a_node_that_refuses_its_promise_vouches_for_nothing() -> None:
+    """Of a group of four with two acknowledgements node 2 is refused, and node 4, which has what
+    the master wrote instead, answers the survey of node 3 and then refuses the promise. Node 3 must
+    not lead: what was confirmed before the logs part is only on nodes that it does not copy.
+    """
+    world = World(7, nodes=4, acks=2, crash_rate=0.0)
+    group = Flips(7, world=world)
+    with installed(world):
+        master = group.promote(1)
+        group.put(master)
+        group.stream(master)
+        group.put(master)
+        two = follow(group, master, 2)
+        follow(group, master, 4)
+        report(group, master)
+        confirmed, begin = confirmed_bytes(master), master.store.flush()
+        assert len(confirmed) == begin > group.node(3).store.max_offset
+        group.put(master)
+        follow(group, master, 2)
+        lose_end_and_write_on(group, master, two)
+        four, three = follow(group, master, 4), group.node(3)
+        follow(group, master, 2)
+        master.die()
+        asks = three.ask_for_promises
+
+        def too_late() -> None:
+            four.state.promise(99 << 16 | 4)
+            asks()
+
+        three.ask_for_promises = too_late  # type: ignore[method-assign]
+        must_keep(group, 3, confirmed)
+
+
 def no_room(*_arguments: object) -> None:
     raise OSError("no room for the archive")
 

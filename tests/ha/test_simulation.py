@@ -19,6 +19,7 @@ from tests.ha.directed_walks import (
     a_master_returns_with_a_shorter_log_than_its_slave,
     a_node_dies_in_the_middle_of_a_cut,
     a_node_restarts_twice_after_a_power_loss,
+    a_node_that_refuses_its_promise_vouches_for_nothing,
     a_refused_slave_is_copied_anew,
     a_refused_slave_is_promoted,
     a_refused_slave_stays_refused,
@@ -165,6 +166,10 @@ def test_a_refused_slave_is_promoted_only_if_the_operator_accepts_the_loss(gives
 
 def test_a_refused_slave_that_cannot_cut_is_copied_anew():
     a_refused_slave_is_copied_anew()
+
+
+def test_a_node_that_refuses_its_promise_vouches_for_nothing():
+    a_node_that_refuses_its_promise_vouches_for_nothing()
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))
