@@ -24,7 +24,7 @@ from hastore.dledger.driver.joining import begun_group
 from hastore.dledger.links.identity import REPLACED_MAX
 from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
-from hastore.errors import ConfigError, StoreError, UsageError
+from hastore.errors import ConfigError, StoreError, UsageError, unopened_store
 from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.ha.node.node_state import NodeState
 from hastore.protocol.dledger import MemberSet
@@ -88,7 +88,7 @@ def recover_group(config: Config, *, unsafe: bool) -> GroupRecovery:
             store.messages.unlock()
             raise
     except OSError as failure:
-        raise StoreError(f"{root}: the store cannot be opened: {failure}") from failure
+        raise unopened_store(root, failure) from failure
     try:
         member = PeerMember(config, state, None, lambda: (0, store.messages.max_offset))
         found = _found(member, store)
