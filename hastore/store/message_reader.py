@@ -324,8 +324,7 @@ class MessageReader:
         if queues.get_batch(topic, queue_id) is not None:
             found = queues.read(topic, queue_id, at, chosen.max_messages)
             chosen.select_units((unit[0], unit[1:]) for unit in found)
-            if chosen.first >= 0:
-                return
+            return
         queue = queues.get(topic, queue_id)
         while queue is not None and at < high:
             raw = queue.files.read(at, min(chosen.max_messages, _UNITS_AT_ONCE))

@@ -146,6 +146,11 @@ class BatchConsumeQueue:
         end = self.max_queue_offset if first is None else first[4]
         return end, not end
 
+    def first_at(self, offset: int) -> int:
+        """Return what `ConsumeQueue.first_at` does."""
+        unit = self._unit(self.files.first_at(offset))
+        return self.max_queue_offset if unit is None else unit[4]
+
     def last_place(self) -> int | None:
         """Return the physical offset of the last batch; None without one."""
         return None if self.last_offset < 0 else self.last_offset
@@ -244,8 +249,26 @@ class ConsumeQueue:
 
     def next_record(self, blank: int) -> int:
         """Return the queue offset of the first record behind a blank, or the end."""
-        offset, _ = self.files.place(blank)  # a blank has the place of the record before it, plus 1
-        return max(self.files.first_at(offset + 1), blank)
+        files, at = self.files, blank
+        offset, size = files.place(at)
+        if not size:  # whole files of blanks are not there
+            at = next((start for start in files.starts if start > at), self.max_queue_offset)
+            offset, size = files.place(at)
+        if size != BLANK_UNIT_SIZE:
+            return at
+        # A blank has the place of the record before it, plus 1.
+        return max(files.first_at(offset + 1), at)
+
+    def is_blank_from(self, queue_offset: int) -> bool:
+        """Whether the queue has records, and nothing but blanks from a queue offset on.
+
+        A cut leaves such blanks, which stood for inner batches between two records.
+        """
+        if self.pending or not self.min_queue_offset < queue_offset < self.next:
+            return False
+        _, size = self.files.place(queue_offset)
+        is_blank = size in (0, BLANK_UNIT_SIZE)
+        return is_blank and self.next_record(queue_offset) >= self.max_queue_offset
 
     def ended_before(self, offset: int) -> tuple[int, bool]:
         """Return the queue offset of the first record at or beyond `offset` of the log, or the end.
@@ -255,6 +278,10 @@ class ConsumeQueue:
         first = self.files.first_at(offset)
         _, size = self.files.place(first - 1) if first else (0, 0)
         return first, not first or size not in (0, BLANK_UNIT_SIZE)
+
+    def first_at(self, offset: int) -> int:
+        """Return the queue offset of the first record from an offset of the log on, or the end."""
+        return self.files.first_at(offset)
 
     def last_place(self) -> int | None:
         """Return the physical offset of the last unit's record; None if it is a blank."""
@@ -649,13 +676,14 @@ class ConsumeQueueTable:
         queue, batches = self.get(topic, queue_id), self.get_batch(topic, queue_id)
         if batches is None:
             return [] if queue is None else queue.read(queue_offset, max_units)
+        # Asked first: replay goes on meanwhile, and both have all units below it.
+        end = max(one.max_queue_offset for one in (queue, batches) if one is not None)
         begin = max(queue_offset, batches.min_queue_offset)
         found = [Unit(*unit) for unit in batches.read(begin, max_units)]
         singles = [] if queue is None else queue.read_on(queue_offset, max_units)
-        if not found or not singles:
-            return found or singles
-        first, second = sorted((found, singles), key=lambda units: units[0].queue_offset)
-        return [unit for unit in first if unit.queue_offset < second[0].queue_offset]
+        first, second = sorted((found, singles), key=lambda units: units[0][0] if units else end)
+        end = min(end, second[0].queue_offset) if second else end
+        return [unit for unit in first if unit.queue_offset < end]
 
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Return (min, max) queue offsets of each queue of each topic."""
@@ -877,10 +905,12 @@ class ConsumeQueueTable:
             and next(queue_ends_of(batch), None) is None  # else the log's order matters
         ):
             for run in batch.queue_runs():
-                queue = self._queues.get((run.topic, run.queue_id))
+                key = run.topic, run.queue_id
+                queue = self._queues.get(key)
                 if queue is None:
                     queue = self._place(batch[run.rows[0]], None)
-                if queue is not None and run.first == queue.next and run.is_gapless:
+                is_next = queue is not None and run.first == queue.next and run.is_gapless
+                if queue is not None and is_next and key not in self._batch_queues:
                     queue.append(run.units)
                 else:
                     self._dispatch_each(batch.pick(run))
@@ -891,15 +921,16 @@ class ConsumeQueueTable:
         self.dispatched_timestamp_ms = last_ms or self.dispatched_timestamp_ms
 
     def _dispatch_each(self, batch: Sequence[Dispatched]) -> None:
-        queues = self._queues
+        queues, batches = self._queues, self._batch_queues
         touched: dict[int, ConsumeQueue] = {}
         try:
             for record in batch:
                 offset, size, topic, queue_id, queue_offset, flags, _, tags, _ = record
                 if flags & (FLAG_PREPARED | FLAG_INNER_BATCH) and self._put_special(record):
                     continue
-                queue = queues.get((topic, queue_id))
-                if queue is None or queue_offset != queue.next:
+                key = topic, queue_id
+                queue = queues.get(key)
+                if queue is None or queue_offset != queue.next or (batches and key in batches):
                     queue = self._place(record, queue)
                     if queue is None:
                         continue
@@ -929,6 +960,9 @@ class ConsumeQueueTable:
         queue = self._batch_queues.get(key)
         if queue is not None and record.offset <= queue.last_offset:
             return True  # as in `_place`
+        singles = self._queues.get(key)
+        if singles is not None and singles.pending:
+            singles.commit()  # readers see both kinds in the log's order
         if self._make_way(record) and self._may_store(record):
             if queue is None:
                 directory = self._directory(*key, batch=True)
@@ -957,14 +991,23 @@ class ConsumeQueueTable:
         """Whether a record may have a unit: its place in the queue is free.
 
         If the queue begins again with it, all units of before are dropped, of both kinds: a topic
-        that is made again may get the other one.
+        that is made again may get the other one. A kind with later records, as of a replay that
+        goes over them once more, may have begun again since.
         """
-        before = [
-            queue
-            for queue in self._kinds(record.topic, record.queue_id)
-            if queue.last_offset < record.offset
-        ]
-        if all(queue.next <= record.queue_offset for queue in before):
+        place, before, is_free = record.queue_offset, [], True
+        for queue in self._kinds(record.topic, record.queue_id):
+            if queue.last_offset >= record.offset:
+                if queue.first_at(record.offset) <= place:
+                    return False
+                continue
+            before.append(queue)
+            if queue.next > place and not (
+                record.sys_flag & FLAG_INNER_BATCH
+                and isinstance(queue, ConsumeQueue)
+                and queue.is_blank_from(place)
+            ):
+                is_free = False
+        if is_free:
             return True
         if not self._begins_again(record, before):
             return False

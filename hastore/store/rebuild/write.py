@@ -10,7 +10,7 @@ They and what the log states itself (record/queue_ends.py) keep the next queue o
 whose records retention has removed.
 """
 
-from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -237,20 +237,21 @@ def _feed(table: ConsumeQueueTable, piece: Piece, bucket: int) -> int:
         topic_number, queue_id = queues[queue].tolist()
         while ends and ends[0][0] < before:
             offset, after = ends.pop(0)
+            write_batches(queue, offset)
             table.extend([(topics[topic_number], queue_id, after)], offset)
 
-    inner: dict[int, list[Dispatched]] = {}  # by queue: its inner batches that are not written yet
+    inner: dict[int, deque[Dispatched]] = {}  # by queue: inner batches that are not written yet
     for queue, batch in _inner_batches(piece, piece.of_bucket("batches", bucket)):
-        inner.setdefault(queue, []).append(batch)
+        inner.setdefault(queue, deque()).append(batch)
     total += sum(map(len, inner.values()))
 
     def write_batches(queue: int, before: int) -> None:
         """Write a queue's inner batches before an offset: the log's order matters."""
-        left = inner.get(queue, [])
-        count = bisect_left(left, before, key=lambda batch: batch.offset)
-        if count:
-            table.dispatch(left[:count])
-            del left[:count]
+        left, due = inner.get(queue), list[Dispatched]()
+        while left and left[0].offset < before:
+            due.append(left.popleft())
+        if due:
+            table.dispatch(due)
 
     for queue, first, start, count in piece.of_bucket("segments", bucket).tolist():
         topic_number, queue_id = queues[queue].tolist()
@@ -265,10 +266,10 @@ def _feed(table: ConsumeQueueTable, piece: Piece, bucket: int) -> int:
                 part = units[start + begin : start + end]
                 table.dispatch(_Segment(topic, queue_id, first + begin, part))
         total += count
-    for queue in inner:
-        write_batches(queue, 1 << 62)
     for queue in stated:
         extend(queue, 1 << 62)
+    for queue in inner:
+        write_batches(queue, 1 << 62)
     return total
 
 

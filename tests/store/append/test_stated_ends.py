@@ -349,6 +349,48 @@ def test_a_topic_of_inner_batches_that_a_broker_made_again_has_its_new_messages(
     assert derived_files(tmp_path) == expected
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["all there", "index lost"])
+def test_a_topic_that_a_broker_made_again_twice_has_the_last_messages(
+    tmp_path: Path, *, lost: bool
+) -> None:
+    """Single ones, then batches, then single ones; also if replay goes over all of them again."""
+    with opened(tmp_path) as store:
+        for place in range(2):
+            append_at(store, place, place)
+        for place in (0, 3):
+            append_batch(store, place, 3)
+        wanted = {place: append_at(store, place, 7 + place) for place in range(5)}
+        check_both(store, tmp_path, wanted, 5)
+    if lost:
+        shutil.rmtree(tmp_path / "index")
+    with opened(tmp_path) as store:
+        assert store.wait_dispatched(store.max_offset, 60)
+        check_both(store, tmp_path, wanted, 5)
+
+
+def test_a_single_message_at_the_place_of_a_batch_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path) as store:
+        wanted = {0: append_at(store, 0, 0), 1: append_batch(store, 1, 3)}
+        append_at(store, 1, 9)
+        check_both(store, tmp_path, wanted, 4)
+    assert "has queue offset 1, which an earlier record has" in caplog.text
+
+
+def test_a_rebuild_takes_inner_batches_before_the_end_that_was_stated_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path) as store:
+        wanted = {base: append_batch(store, base, 3) for base in (0, 3)}
+        state(store, [("quiet", 0, 6)])
+        wanted[6] = append_at(store, 6, 6)
+        check_both(store, tmp_path, wanted, 7)
+    expected = derived_files(tmp_path)
+    rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+    assert "begins again" not in caplog.text and derived_files(tmp_path) == expected
+
+
 @pytest.mark.parametrize("new", [3, 14], ids=["fewer than before", "more than before"])
 def test_a_topic_that_a_broker_deleted_and_made_again_has_its_new_messages(
     tmp_path: Path, new: int, caplog: pytest.LogCaptureFixture

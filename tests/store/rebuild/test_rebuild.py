@@ -217,6 +217,27 @@ def test_queues_without_records_keep_their_next_queue_offset(tmp_path):
     assert lost[f"consumequeue/other/0/{0:020}"][8:12] == b"\x7f\xff\xff\xff"
 
 
+def test_inner_batches_behind_a_kept_single_message_have_their_places(tmp_path):
+    """The blanks that stand for them are kept with the message."""
+    log = MemoryLog(file_size=4096)
+    log.append(queue_offset=0)
+    records = []
+    while log.max_offset < 4096:
+        fill_one(log, "other", records)
+    properties = b"INNER_NUM\x015\x02INNER_BASE\x011\x02"
+    log.append(sys_flag=FLAG_INNER_BATCH, queue_offset=1, properties=properties)
+    log.append(queue_offset=6)
+    write_log(tmp_path, log)
+    rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+    before = derived_files(tmp_path)
+    (tmp_path / "commitlog" / f"{0:020}").unlink()
+    rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+    after = derived_files(tmp_path)
+    for kind in ("consumequeue", "batchconsumequeue"):
+        path = f"{kind}/T/0/{0:020}"
+        assert after[path] == before[path]
+
+
 def fill_one(log, topic, records):
     number = sum(record.topic == topic for record in records)
     records.append(log.append(topic=topic, queue_id=0, queue_offset=number, body=bytes(200)))

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,22 @@ from typing import Any
 import pytest
 
 from hastore.fs.filesystem import REAL, Bytes, File, RealFile, RealFileSystem
+from hastore.record.codec import Record
 from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.hashes import java_hash_code
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store.derived.consume_queue import (
     ARRAYS_FROM_UNITS,
     UNIT,
+    BatchConsumeQueue,
+    ConsumeQueue,
+    ConsumeQueueTable,
     TaggedSelection,
     Unit,
     UnitSelection,
     is_directory_name,
 )
+from hastore.store.derived.contract import Dispatched
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles
 from hastore.store.offline.queue_files import QueueFiles
 from tests.store.derived_files import UNITS, Derived
@@ -184,6 +190,88 @@ def test_inner_batches_have_queues_of_their_own(tmp_path: Path) -> None:
     assert (queues.queues_of("T"), queues.emptied_of("T")) == ({}, {0: (14, 14)})
     derived.build.truncate(begin)
     assert derived.queues.topics() == {"T": {0: (0, 4)}}
+
+
+def mixed(log: MemoryLog, counts: list[int]) -> list[tuple[int, Record]]:
+    """Append single records, and inner batches of so many messages; return their places too."""
+    found, place = [], 0
+    for number, count in enumerate(counts):
+        properties = f"INNER_NUM\x01{count}\x02INNER_BASE\x01{place}\x02".encode()
+        record = log.append(
+            sys_flag=0 if count == 1 else FLAG_INNER_BATCH, queue_offset=place,
+            store_timestamp_ms=START_MS + number, properties=b"" if count == 1 else properties,
+        )  # fmt: skip
+        found.append((place, record))
+        place += count
+    return found
+
+
+def dispatched(record: Record, queue_offset: int) -> Dispatched:
+    return Dispatched(
+        record.physical_offset, record.size, "T", 0, queue_offset, record.sys_flag,
+        record.store_timestamp_ms, 0, record.properties,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [[1, 5, 1, 3, 1], [5, 1, 1, 5, 1], [1, 3 * UNITS, 1, 1], [UNITS, 1, 2 * UNITS - 1, 1, 4, 1]],
+)
+def test_replay_goes_on_anywhere_in_a_queue_of_both_kinds(
+    tmp_path: Path, counts: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cut leaves blanks for batches that were cut: as if their places were taken."""
+    log = MemoryLog()
+    records = mixed(log, counts)
+    times = {record.physical_offset: record.store_timestamp_ms for _, record in records}
+    replayed(tmp_path / "whole", log).queues.flush()
+    for number, (_, at) in enumerate(records):
+        for is_whole in (True, False):
+            root = tmp_path / f"{number}{is_whole}"
+            shutil.copytree(tmp_path / "whole", root)
+            queues = ConsumeQueueTable(REAL, str(root), units_per_file=UNITS)
+            begin = queues.load(at.physical_offset, is_whole)
+            for place, record in records:
+                if record.physical_offset >= begin:
+                    queues.dispatch([dispatched(record, place)])
+            for place, record in records:
+                assert queues.read("T", 0, place, 1)[0].offset == record.physical_offset
+                asked = record.store_timestamp_ms
+                assert queues.find_by_time("T", 0, asked, times.__getitem__) == place
+    assert "which an earlier record has" not in caplog.text
+
+
+def test_readers_of_both_kinds_pass_over_nothing_while_replay_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MemoryLog()
+    records = mixed(log, [1, 3, 1, 3, 1])
+    queues = ConsumeQueueTable(REAL, str(tmp_path), units_per_file=UNITS)
+    first, rest = records[:2], records[2:]
+    queues.dispatch([dispatched(record, place) for place, record in first])
+    seen: list[int] = []
+
+    def look() -> None:
+        """Look where the next message comes, as a consumer does that waits for it."""
+        seen.extend(unit.queue_offset for unit in queues.read("T", 0, 4, 9))
+
+    put, read_on = BatchConsumeQueue.put, ConsumeQueue.read_on
+
+    def put_and_look(*args: Any) -> None:
+        put(*args)
+        look()
+
+    def write_and_read(*args: Any) -> list[Unit]:
+        monkeypatch.undo()
+        monkeypatch.setattr(BatchConsumeQueue, "put", put_and_look)
+        queues.dispatch([dispatched(record, place) for place, record in rest])
+        return read_on(*args)
+
+    monkeypatch.setattr(ConsumeQueue, "read_on", write_and_read)
+    look()
+    assert seen == [4]
+    look()
+    assert seen == [4, 4]
 
 
 def test_where_a_queue_ended_before_a_place_of_the_log(tmp_path: Path) -> None:
