@@ -397,6 +397,8 @@ class LogStore:
         self._renew_names()
         self._adopt(recovered, limits, boot_id)
         self._appender.last_store_timestamp_ms = recovered.last_store_timestamp_ms
+        for offset in recovered.wrong_crcs:  # the master's damage, or this disk's
+            self.hooks.on_damage(offset)
         logger.info(
             "store %s: log [%d, %d), read from %d, %d records",
             self._root, recovered.min_offset, recovered.end, recovered.scanned_from,

@@ -169,8 +169,11 @@ class NodeState:
 
     @property
     def rocketmq_end(self) -> int:
-        """Return where a RocketMQ master's bytes end in this log; beyond all of it if all are."""
-        if self.last_epoch == CLASSIC_EPOCH:
+        """Return where a RocketMQ master's bytes end in this log; beyond all of it if all are.
+
+        0 if nothing says so, as of a log whose history was lost.
+        """
+        if self.history and self.last_epoch == CLASSIC_EPOCH:
             return _NO_END
         return classic_end([(entry.epoch, entry.start) for entry in self.history]) or 0
 

@@ -23,7 +23,8 @@ failed in this boot. Where the log is cut although records may go that were sync
 
 A slave of a RocketMQ master keeps a record whose body's CRC is wrong, as the master has it. So of
 RocketMQ's bytes a record with nothing but a wrong CRC belongs to the log, if it was synced. What
-was not synced is cut there, and fetched again.
+was not synced is cut there, and fetched again. Whether the master has it so is not known here: the
+disk may have damaged it. So it is told, and looked at by whoever compares it with other nodes'.
 
 A store that RocketMQ wrote does not say which bytes were synced. After a clean stop all of them
 were. A whole record beyond the end then shows damage, if it is no older than the last record before
@@ -80,6 +81,7 @@ class Recovered:
     chain: EntryChain | None = None  # the entries read, in a log of entries
     unreadable: bool = False  # whether records that cannot be decoded belong to the log
     doubtful: bool = False  # whether records may be cut that were synced or confirmed
+    wrong_crcs: tuple[int, ...] = ()  # where records are that belong to the log with a wrong CRC
 
 
 @dataclass(slots=True)
@@ -139,7 +141,7 @@ def recover(
         commit_log, start,
         unreadable=from_rocketmq and limits is not None,
         synced=flushed if power_lost else _NOWHERE,
-        kept=0 if limits is None or commit_log.form.lead else min(flushed, rocketmq_end),
+        kept=0 if limits is None or commit_log.form.lead else min(protected, rocketmq_end),
     )  # fmt: skip
     _tell_wrong_crcs(scan.wrong_crcs)
     if scan.end < protected:
@@ -166,6 +168,7 @@ def recover(
         scan.check if isinstance(scan.check, EntryChain) else None,
         scan.unreadable,
         doubtful,
+        tuple(scan.wrong_crcs),
     )
 
 
@@ -297,7 +300,8 @@ def _tell_wrong_crcs(places: list[int]) -> None:
     if places:
         log.warning(
             "the record at %d, of a RocketMQ master, has a wrong CRC (one of %d records): it stays "
-            "in the log, as RocketMQ's slaves keep it; `hastore log verify` tells more",
+            "in the log, as RocketMQ's slaves keep what their master has so. If other nodes have "
+            "it with a right CRC, this node's disk is damaged; `hastore log verify` tells more",
             places[0], len(places),
         )  # fmt: skip
 
@@ -409,7 +413,19 @@ def _is_doubtful(
         return scan.torn or not unwritten
     if not clean and unwritten:  # a sync failed, and the kernel dropped the page
         return True
+    if not clean and scan.unreadable and _is_wrong_crc(commit_log, scan):
+        return True  # as the RocketMQ master has it, which sends it again
     raise _damaged(commit_log, scan.end, found, commit_log.remedy)
+
+
+def _is_wrong_crc(commit_log: CommitLog, scan: _Scan) -> bool:
+    """Whether nothing but its CRC is wrong with the record at the end."""
+    found = _announced_at(commit_log, scan)
+    if found is None:
+        return False
+    file, size = found
+    data = file.file.pread(size, scan.end - file.start)
+    return bool(check_wrong_crc(data, 0, len(data), scan.end))
 
 
 def _announced_at(commit_log: CommitLog, scan: _Scan) -> tuple[MappedFile, int] | None:

@@ -5,6 +5,7 @@ recovers its log, and then cuts it.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import struct
 import threading
@@ -21,7 +22,9 @@ from hastore.protocol.ha_link import HEADER
 from hastore.record.codec import build_record, check_record, check_unreadable
 from hastore.record.layout import HEADER_SIZE, V1_MAGIC
 from hastore.store import log_store
+from hastore.store.log_store import StoreHooks
 from tests.ha.nodes import HOST, HaNode, wait_for
+from tests.store.kit import crash_copy
 
 BROKEN_TOPIC = "日" * 43  # 129 bytes; 100 of them: 300 bytes, whose lower byte is 44
 NEVER_MS = 1e12
@@ -179,9 +182,14 @@ def test_a_log_of_its_own_epochs_has_no_such_records(make_group, monkeypatch):
 
 @pytest.mark.parametrize("promoted", [False, True])
 def test_a_record_that_the_broker_has_with_a_wrong_crc_hinders_no_start(
-    make_group, promoted, caplog
+    make_group, promoted, caplog, monkeypatch
 ):
-    """It is kept as it came, so it is no damage of this node's disk: the start was refused."""
+    """It is kept as it came, so it is no damage of this node's disk: the start was refused.
+
+    But rot looks like it, so the scrubber is told: it asks other nodes, or makes it a problem.
+    """
+    met = []
+    monkeypatch.setattr(log_store, "StoreHooks", lambda: StoreHooks(on_damage=met.append))
     log, places = log_with("T", "T", "T", "T")
     log = bytearray(log)
     log[places[1] + HEADER_SIZE] ^= 1  # its body
@@ -195,7 +203,9 @@ def test_a_record_that_the_broker_has_with_a_wrong_crc_hinders_no_start(
     for _ in range(2):
         node.stop()
         caplog.clear()
+        met.clear()
         node = group.start(1)
+        assert met == [places[1]]
         assert node.bytes() == log and node.store.dispatched_offset == len(log)
         assert f"the record at {places[1]}, of a RocketMQ master, has a wrong CRC" in caplog.text
         assert not node.state.data.unclean
@@ -204,6 +214,24 @@ def test_a_record_that_the_broker_has_with_a_wrong_crc_hinders_no_start(
         log += more[len(log) :]
         with master_of(bytes(log)) as master, following(node, master.address):
             wait_for(lambda: node.store.dispatched_offset == len(log), "what is new")
+
+
+def test_a_record_with_a_wrong_crc_that_was_not_synced_is_fetched_again_after_a_kill(make_group):
+    log, places = log_with(*["T"] * 30)
+    log = bytearray(log)
+    log[places[1] + HEADER_SIZE] ^= 1  # its body
+    group = make_group(1, store={"flush_interval_ms": 600_000})
+    node = group.start(1)
+    with master_of(bytes(log)) as master, following(node, master.address):
+        wait_for(lambda: node.store.dispatched_offset == len(log), "the log")
+        copy = crash_copy(node.store, group.root / "copy")
+        assert node.store.flushed_offset <= places[1]
+    node.stop()
+    shutil.rmtree(group.root / "node1")
+    shutil.move(copy, group.root / "node1")
+    node = group.start(1)
+    with master_of(bytes(log)) as master, following(node, master.address):
+        wait_for(lambda: node.store.dispatched_offset == len(log), "the log again")
 
 
 def test_a_wrong_crc_behind_the_brokers_bytes_is_damage(make_group):
@@ -215,6 +243,22 @@ def test_a_wrong_crc_behind_the_brokers_bytes_is_damage(make_group):
         node.store.flush()
     node.state.take_entries([EpochEntry(65537, places[1], 0, (1,))], keep=1)
     node.stop()
+    with (group.root / "node1" / "commitlog" / f"{0:020d}").open("r+b") as disk:
+        disk.seek(places[1] + HEADER_SIZE)
+        disk.write(b"X")
+    with pytest.raises(StoreBrokenError):
+        group.start(1)
+
+
+def test_a_wrong_crc_in_a_log_of_an_unknown_writer_is_damage(make_group):
+    log, places = log_with("T", "T", "T", "T")
+    group = make_group(1)
+    node = group.start(1)
+    with master_of(log) as master, following(node, master.address):
+        wait_for(lambda: node.store.dispatched_offset == len(log), "the log")
+        node.store.flush()
+    node.stop()
+    (group.root / "node1" / "hastore" / "node.json").unlink()
     with (group.root / "node1" / "commitlog" / f"{0:020d}").open("r+b") as disk:
         disk.seek(places[1] + HEADER_SIZE)
         disk.write(b"X")
