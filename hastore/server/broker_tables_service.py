@@ -206,7 +206,7 @@ class BrokerTables(Service):
             return
         size, before = settings.get("mappedFileSizeCommitLog", ""), self._of_size
         self._of_size = None
-        if size.isdigit() and int(size) != self._file_size:
+        if size not in ("", str(self._file_size)):
             self._of_size = _problem_of_size(self._address, size, self._file_size)
             if before is None:
                 log.error("%s", self._of_size)

@@ -426,9 +426,12 @@ class MessageReader:
         """
         known = self._queues.queue_range(topic, queue_id)
         queue = self._queues.get(topic, queue_id)
-        if known is None or queue is None or known[1] > queue.max_queue_offset:
-            return known  # inner batches
+        if known is None:
+            return None
         low, high = known
+        if queue is None or self._queues.get_batch(topic, queue_id) is not None:
+            end = self._queues.end_before(topic, queue_id, limit_offset)
+            return low, max(low, min(high, end))
 
         def is_new(queue_offset: int) -> bool:
             offset, size = queue.files.place(queue_offset)

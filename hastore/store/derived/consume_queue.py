@@ -764,7 +764,9 @@ class ConsumeQueueTable:
     def end_before(self, topic: str, queue_id: int, offset: int) -> int:
         """Return at which queue offset a queue ended before this offset of the log."""
         kinds = self._kinds(topic, queue_id)
-        return max((one.ended_before(offset)[0] for one in kinds), default=0)
+        firsts = ((one.first_at(offset), one.max_queue_offset) for one in kinds)
+        end = max((one.max_queue_offset for one in kinds), default=0)
+        return min((first for first, behind in firsts if first < behind), default=end)
 
     def has(self, topic: str) -> bool:
         """Whether a topic has queues, perhaps without records that show."""

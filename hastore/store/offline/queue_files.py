@@ -145,11 +145,13 @@ class QueueFiles:
         self, topic: str, queue_id: int, low_offset: int, limit: int
     ) -> tuple[int, int] | None:
         """Return (min, max) queue offsets of records in [low_offset, limit)."""
-        found = [
-            span
-            for queue, is_batch in self._find(topic, queue_id)
-            if (span := self._range_of(queue, low_offset, limit, is_batch=is_batch)) is not None
-        ]
+        kinds, found = self._find(topic, queue_id), list[tuple[int, int]]()
+        for queue, is_batch in kinds:
+            span = self._range_of(queue, low_offset, limit, is_batch=is_batch)
+            if span is not None and not is_batch and len(kinds) > 1:
+                span = span[0], self._end_of_records(queue, span[1], limit)
+            if span is not None:
+                found.append(span)
         if not found:
             return None
         high = max(high for _, high in found)
@@ -173,6 +175,19 @@ class QueueFiles:
         else:
             low = base + count  # no batch of the queue is in the range
         return low, base + count
+
+    @staticmethod
+    def _end_of_records(queue: _QueueReader, end: int, limit: int) -> int:
+        """Return where the records of a queue end, if blanks may end at `end`.
+
+        Blanks between two records may stand for inner batches, which the limit may cut off.
+        """
+        raw = queue.read(end - 1, 1)
+        offset, size, _ = UNIT.unpack(raw) if raw else (0, 0, 0)
+        if size != BLANK_UNIT_SIZE:
+            return end
+        known = queue.bounds(offset, limit) if offset else None  # of the first such blank
+        return 0 if known is None else min(known[0], end)
 
     def units(
         self,

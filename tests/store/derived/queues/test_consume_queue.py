@@ -241,6 +241,22 @@ def test_replay_goes_on_anywhere_in_a_queue_of_both_kinds(
     assert "which an earlier record has" not in caplog.text
 
 
+@pytest.mark.parametrize("counts", [[1, 5, 1, 3, 1], [5, 1, 1, 5, 1], [1, 3 * UNITS, 1]])
+def test_the_files_of_both_kinds_end_with_the_last_record_below_a_limit(
+    tmp_path: Path, counts: list[int]
+) -> None:
+    """And not behind batches beyond it, for which there are blanks: a reader would skip them."""
+    log = MemoryLog()
+    records = mixed(log, counts)
+    queues = replayed(tmp_path, log).queues
+    queues.flush()
+    files = QueueFiles(str(tmp_path), REAL)
+    for place, record in records:
+        known = files.queue_range("T", 0, 0, record.physical_offset)
+        assert known == (0, place), record.physical_offset
+        assert queues.end_before("T", 0, record.physical_offset) == place
+
+
 def test_readers_of_both_kinds_pass_over_nothing_while_replay_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
