@@ -260,11 +260,11 @@ class ConsumeQueue:
         return max(files.first_at(offset + 1), at)
 
     def is_blank_from(self, queue_offset: int) -> bool:
-        """Whether the queue has records, and nothing but blanks from a queue offset on.
+        """Whether the queue has nothing but blanks from a queue offset on.
 
-        A cut leaves such blanks, which stood for inner batches between two records.
+        A cut leaves such blanks, which stood for inner batches before the next record.
         """
-        if self.pending or not self.min_queue_offset < queue_offset < self.next:
+        if self.pending:
             return False
         _, size = self.files.place(queue_offset)
         is_blank = size in (0, BLANK_UNIT_SIZE)
@@ -996,20 +996,20 @@ class ConsumeQueueTable:
         that is made again may get the other one. A kind with later records, as of a replay that
         goes over them once more, may have begun again since.
         """
-        place, before, is_free = record.queue_offset, [], True
+        place, before = record.queue_offset, []
         for queue in self._kinds(record.topic, record.queue_id):
             if queue.last_offset >= record.offset:
                 if queue.first_at(record.offset) <= place:
                     return False
-                continue
-            before.append(queue)
-            if queue.next > place and not (
-                record.sys_flag & FLAG_INNER_BATCH
-                and isinstance(queue, ConsumeQueue)
-                and queue.is_blank_from(place)
-            ):
-                is_free = False
-        if is_free:
+            else:
+                before.append(queue)
+        taken = [queue for queue in before if queue.next > place]
+        has_records = any(queue.min_queue_offset < queue.next for queue in before)
+        if not taken or (
+            record.sys_flag & FLAG_INNER_BATCH
+            and has_records
+            and all(isinstance(one, ConsumeQueue) and one.is_blank_from(place) for one in taken)
+        ):
             return True
         if not self._begins_again(record, before):
             return False

@@ -215,7 +215,7 @@ def dispatched(record: Record, queue_offset: int) -> Dispatched:
 
 @pytest.mark.parametrize(
     "counts",
-    [[1, 5, 1, 3, 1], [5, 1, 1, 5, 1], [1, 3 * UNITS, 1, 1], [UNITS, 1, 2 * UNITS - 1, 1, 4, 1]],
+    [[1, 5, 1, 3, 1], [5, 5, 1, 5, 1], [1, 3 * UNITS, 1, 1], [UNITS, 1, 2 * UNITS - 1, 1, 4, 1]],
 )
 def test_replay_goes_on_anywhere_in_a_queue_of_both_kinds(
     tmp_path: Path, counts: list[int], caplog: pytest.LogCaptureFixture
