@@ -414,6 +414,8 @@ class Requester:
             left = self.left_s(deadline)
             master = self.cluster.master
             try:
+                if left <= 0.0 and (master is None or refusal is not None):
+                    raise UnreachableError(f"no writable master: {self.cluster.reason()}")
                 if master is not None:
                     refusal = None
                     reply, payload = yield from self.ask(master, make, left, of_master=True)
@@ -434,8 +436,6 @@ class Requester:
                         )
                     self.cluster.lose()
                     yield from self.pause(min(left, _PAUSE_S))
-                elif left <= 0.0:
-                    raise UnreachableError(f"no writable master: {self.cluster.reason()}")
                 else:
                     yield from self.survey(left, patience_s=LATE_S)
                     if self.cluster.master is None:

@@ -19,16 +19,20 @@ def commit(rid):
     return api.Commit(rid, "g", "t", {0: api.Position(1)}, 1)
 
 
-def outcome(attempts, timeout_s=0.5, make=api.AskStatus, replaced=False):
+def outcome(attempts, timeout_s=0.5, make=api.AskStatus, replaced=False, ends_at_survey=0):
     """Return what ask_master returns if each attempt ends as stated, the last one for ever.
 
-    With `replaced` another master is there for the second attempt.
+    With `replaced` another master is there for the second attempt. The time is up as soon as
+    the survey of number `ends_at_survey` has found the master; then no attempt is answered.
     """
     requester = Requester(("tcp://127.0.0.1:1",), SYSTEM_CLOCK)
     left = list(attempts)
+    surveys = 0
 
-    def ask(_address, _make, _timeout_s, **_options):
+    def ask(_address, _make, timeout_s, **_options):
         yield 0.0
+        if not timeout_s:
+            raise UnreachableError("the time is up")
         status = left.pop(0) if len(left) > 1 else left[0]
         if status == ENDED:
             raise UnreachableError(ENDED)
@@ -37,7 +41,11 @@ def outcome(attempts, timeout_s=0.5, make=api.AskStatus, replaced=False):
         return api.PutDone(1, status, requester.cluster.epoch), b""
 
     def survey(_timeout_s, **_options):
+        nonlocal surveys
         yield 0.0
+        surveys += 1
+        if surveys == ends_at_survey:
+            requester.left_s = lambda _deadline: 0.0
         requester.cluster.master = "tcp://127.0.0.1:1"
         requester.cluster.epoch = 2 if replaced and requester.cluster.epoch else 1
 
@@ -75,6 +83,10 @@ def test_what_a_master_that_was_replaced_has_stored_is_not_known_to_be_stored(la
 
 def test_the_last_refusal_is_returned_when_the_time_is_up():
     assert outcome([REFUSED]) is REFUSED
+
+
+def test_no_attempt_is_made_when_the_time_is_up_as_the_master_is_found_again():
+    assert outcome([REFUSED], ends_at_survey=2) is REFUSED
 
 
 def test_an_attempt_that_may_have_been_done_is_never_reported_as_refused():
