@@ -47,7 +47,7 @@ class ClusterView:
         self.master: str | None = None
         self.default_queues = 4
         self.queues: Mapping[str, int] = {}  # of topics that have another number
-        # Of topics for which the map has no room, as the master has answered a question for each.
+        # Of topics for which the map has no room: the master's answer, or an earlier map's number.
         self.more_queues: dict[str, int] = {}
 
     def learn(self, address: str, info: MapInfo) -> bool:
@@ -71,7 +71,10 @@ class ClusterView:
             self.epoch = info.epoch
             self.master = address
             self.default_queues = max(1, info.default_queues)
-            self.queues = info.queues
+            before, self.queues = self.queues, info.queues
+            if not self.lists_all:  # topics may have lost their place to others
+                gone = before.keys() - info.queues.keys()
+                self.more_queues |= {topic: before[topic] for topic in gone}
             return moved
         if address == self.master and not info.writable:
             self.master = None
@@ -86,14 +89,22 @@ class ClusterView:
 
     def knows_queues(self, topic: str) -> bool:
         """Whether `queues_of` is certain: a map lists the first MAP_TOPICS topics only."""
-        queues = self.queues
-        return len(queues) < MAP_TOPICS or topic in queues or topic in self.more_queues
+        return self.lists_all or topic in self.queues or topic in self.more_queues
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether the map has had room for all topics with another number of queues."""
+        return len(self.queues) < MAP_TOPICS
 
     def note_queues(self, topic: str, reply: Reply) -> None:
-        """Take the master's answer to AskConfigs: a topic that it does not have is a new one."""
+        """Take the master's answer to AskConfigs: a topic that it does not have is a new one.
+
+        One that nobody has configured is in no map either, whatever queues its messages have.
+        """
         found = self.default_queues
-        if isinstance(reply, Configs):
-            found = next((one.write_queues for one in reply.topics if one.name == topic), found)
+        for one in reply.topics if isinstance(reply, Configs) else ():
+            if one.name == topic and one.recorded:
+                found = one.write_queues
         self.more_queues[topic] = found
 
     def _is_master(self, info: MapInfo) -> bool:

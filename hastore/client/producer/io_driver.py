@@ -199,8 +199,8 @@ class IoDriver:
     def wait_queues(self, topic: str, timeout_s: float, refuse: Callable[[], None]) -> None:
         """Wait until it is known how many queues a topic has, or the time is over.
 
-        A Future's callback does not wait, as `refuse` says: a queue that is not there is chosen
-        again.
+        A Future's callback does not wait, as `refuse` says: the core then chooses the queue of its
+        message.
         """
         core, window = self.core, self._window
         core.want_queues(topic)

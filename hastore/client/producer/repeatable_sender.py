@@ -138,12 +138,23 @@ class RepeatableSender:
 
         Raises UnreachableError if no master answers and the map has no room for the topic.
         """
-        requester, cluster = self._requester, self._requester.cluster
-        if not cluster.knows_queues(topic):
-            reply, _ = requester.run_steps(
-                requester.ask_master(lambda rid: api.AskConfigs(rid, topic), self._timeout_s)
+        core, cluster, clock = self._core, self._requester.cluster, self._clock
+        if not cluster.knows_queues(topic):  # the core asks: records may be under way
+            expires = clock.monotonic_ms() + self._options.delivery_timeout_ms
+            core.want_queues(topic)
+            self._drive(
+                lambda: (
+                    cluster.knows_queues(topic)
+                    or core.refused is not None
+                    or clock.monotonic_ms() >= expires
+                )
             )
-            cluster.note_queues(topic, reply)
+            if core.refused is not None:
+                raise NotAuthenticatedError(core.refused)
+            if not cluster.knows_queues(topic):
+                raise UnreachableError(
+                    f"no master said how many queues topic {topic} has: {cluster.reason()}"
+                )
         return cluster.queues_of(topic)
 
     @property

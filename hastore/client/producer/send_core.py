@@ -93,7 +93,8 @@ class SendCore:
         self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
         self._run = 1
         self._at = 0
-        self._shrunk: set[str] = set()  # topics that have fewer queues than a map before has said
+        # Topics that have fewer queues than was said before, or whose queues were guessed.
+        self._shrunk: set[str] = set()
         self._drains = False  # what is in flight may be for queues that these do not have
         # Refused, perhaps for the queue that was chosen: nothing else is sent before it is known.
         self._misplaced: list[Entry] = []
@@ -371,8 +372,10 @@ class SendCore:
             self._pauses = 0
 
     def _note_queues(self, before: Mapping[str, int]) -> None:
-        """Note which topics have fewer queues than before."""
+        """Note which topics have fewer queues than before, and ask for those it had room for."""
         cluster = self.cluster
+        for topic in cluster.more_queues.keys() & before.keys():
+            self._wanted[topic] = 0.0
         for topic in {*before, *cluster.queues} - self._shrunk:
             if cluster.queues_of(topic) < before.get(topic, cluster.default_queues):
                 self._shrunk.add(topic)
@@ -386,6 +389,8 @@ class SendCore:
         for topic, due_ms in list(self._wanted.items()):
             if now < due_ms:
                 continue
+            if due_ms and now >= self._next_ask_ms:  # no answer: there may be another master
+                self._ask_for_master(now)
             rid = next(self._rids)
             self._asked[rid] = topic
             if self._transport.send(master, api.AskConfigs(rid, topic)):
@@ -413,12 +418,14 @@ class SendCore:
             self._wanted[topic] = 0.0
 
     def _place(self, entry: Entry) -> bool:
-        """Choose an entry's queue again if its topic does not have it; return whether it did."""
-        (queue,) = _QUEUE.unpack_from(entry.payload, _QUEUE_AT)
-        queues = self.cluster.queues_of(entry.topic)
-        if not entry.chosen or queue < queues:
+        """Choose an entry's queue again if it is not the one; return whether it did."""
+        if not entry.chosen:
             return False
-        queue = queue % queues if entry.key is None else queue_of_key(entry.key, queues)
+        (before,) = _QUEUE.unpack_from(entry.payload, _QUEUE_AT)
+        queues = self.cluster.queues_of(entry.topic)
+        queue = before % queues if entry.key is None else queue_of_key(entry.key, queues)
+        if queue == before:
+            return False
         head, rest = entry.payload[:_QUEUE_AT], entry.payload[_QUEUE_AT + _QUEUE.size :]
         entry.payload = head + _QUEUE.pack(queue) + rest
         return True
@@ -603,14 +610,21 @@ class SendCore:
     def _next_entries(self) -> tuple[list[Entry], int, bool]:
         """Return the entries of the next frame, their number of records, and whether it is full.
 
-        The entries stay in `_unsent`.
+        The entries stay in `_unsent`. Those behind an entry whose queue is a guess wait with it: a
+        Future's callback does not wait for the number of queues, and a key has to keep its queue.
         """
         while self._unsent and self._unsent[0].settled:
             self._unsent.popleft()
         entries: list[Entry] = []
         count = size = 0
         most_records, most_bytes = self._frame_records, self._options.batch_bytes
+        cluster = self.cluster
+        may_guess = not cluster.lists_all
         for entry in self._unsent:
+            if may_guess and entry.chosen and not cluster.knows_queues(entry.topic):
+                self.want_queues(entry.topic)
+                self._shrunk.add(entry.topic)
+                return entries, count, True
             size += len(entry.payload)
             beyond = count + entry.count > most_records or size > most_bytes
             if entries and (beyond or entry.future.done()):

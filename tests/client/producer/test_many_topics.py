@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from hastore import Admin, Producer, SendResult, aio
 from hastore.client.connections import cluster
 from hastore.client.producer import send_core
+from hastore.client.producer.preparer import RecordEncoder
 from hastore.client.producer.repeatable_sender import RepeatableSender
 from hastore.protocol import api
+from hastore.record.codec import NO_HOST
+from hastore.server.api import queries
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.server import ApiServer
 from hastore.store.append import topic_table
-from tests.client.conftest import Node
+from tests.client.conftest import Node, introduce
 
 KEYS = [f"k{number}" for number in range(64)]
 
@@ -76,19 +81,98 @@ def test_so_does_a_sender_that_is_repeated(full: Node) -> None:
         sender.close()
 
 
-def test_a_callback_does_not_wait_for_the_answer(full: Node) -> None:
-    """What it sends goes to a queue that is there all the same: it is placed again."""
-    ended, sent = threading.Event(), []
+def test_a_repeated_sender_that_asks_has_records_under_way(
+    full: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question took the core's answers: each put before it stood still for 4 s."""
+    monkeypatch.setattr(send_core, "QUEUES_MS", 50.0)
+    busy = ["BUSY", "BUSY"]
+    answer = queries._configs
 
+    def busy_at_first(backend: ApiBackend, request: api.AskConfigs) -> api.Reply:
+        if busy:
+            return api.Failed(request.rid, busy.pop(), "later")
+        return answer(backend, request)
+
+    monkeypatch.setattr(queries, "_configs", busy_at_first)
+    sender = RepeatableSender((full.address,), "pid")
+    encoder = RecordEncoder("pid", NO_HOST)
+    try:
+        sender.reach(60.0)
+        sender.begin(0)
+        sender.put("a", encoder.encode("a", b"x", 0, [], 0, 1), 0, 1)
+        frames = [*sender._core._frames.values()]
+        assert sender.queues_of("one") == 1
+        sender._drive(lambda: all(entry.settled for one in frames for entry in one.entries))
+        assert not any(entry.unknown for one in frames for entry in one.entries)
+        sender.finish()
+    finally:
+        sender.close()
+
+
+def from_callback(full: Node, send: Callable[[Producer], Any]) -> Any:
+    """Return what `send` returns in a Future's callback, in the producer's thread."""
+    found: Future[Any] = Future()
+    full.stop()
     with Producer([full.address]) as producer:
+        first = producer.send("a", b"x", queue=0)
+        first.add_done_callback(lambda _: found.set_result(send(producer)))
+        full.restart()
+        return found.result(60), send(producer)
 
-        def go_on(_done: Future[SendResult]) -> None:
-            sent.extend(producer.send("one", b"x", key=key) for key in KEYS)
-            ended.set()
 
-        producer.send("a", b"x").add_done_callback(go_on)
-        assert ended.wait(60)
-        assert {one.result(60).queue_id for one in sent} == {0}
+@pytest.mark.parametrize(("topic", "most"), COUNTS)
+def test_what_a_callback_sends_waits_in_the_producer(full: Node, topic: str, most: int) -> None:
+    """The callback itself must not wait; each key has one queue, there as elsewhere."""
+
+    def send(producer: Producer) -> list[Future[SendResult]]:
+        return [producer.send(topic, b"x", key=key) for key in KEYS]
+
+    for one, other in zip(*from_callback(full, send), strict=True):
+        assert one.result(60).queue_id == other.result(60).queue_id < most
+
+
+def test_a_topic_that_loses_its_place_in_the_map_keeps_its_queues(
+    make_node: Callable[..., Node],
+) -> None:
+    """What was not sent yet went to the queues below the default number, and its key with it."""
+    node = make_node()
+    with Admin([node.address]) as admin:
+        admin.create_topic("many", queues=64)
+        with Producer([node.address]) as producer:
+            first = [producer.send_sync("many", b"x", key=key).queue_id for key in KEYS]
+            assert max(first) > 32
+            admin.create_topic("a", queues=2)
+            node.stop()
+            later = [producer.send("many", b"x", key=key) for key in KEYS]
+            node.restart()
+            assert [one.result(60).queue_id for one in later] == first
+            assert [producer.send_sync("many", b"x", key=key).queue_id for key in KEYS] == first
+
+
+def test_a_question_that_a_master_does_not_answer_goes_to_the_next_one(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_core, "QUEUES_MS", 50.0)
+    old, new = make_node(1), make_node(2, epoch=131_074)
+    for node in (old, new):
+        with Admin([node.address]) as admin:
+            for name, queues in (("a", 2), ("one", 1)):
+                admin.create_topic(name, queues=queues)
+    new.backend.writable = False
+    introduce(old, new)
+    dispatch = ApiServer._dispatch
+
+    def one_is_silent(self: ApiServer, connection: Any, request: Any) -> None:
+        if self is old.server and isinstance(request, api.AskConfigs):
+            new.backend.writable = True
+        else:
+            dispatch(self, connection, request)
+
+    with Producer([old.address, new.address]) as producer:
+        producer.send_sync("a", b"x")
+        monkeypatch.setattr(ApiServer, "_dispatch", one_is_silent)
+        assert producer.send_sync("one", b"x").epoch == 131_074
 
 
 def test_another_master_and_a_lost_question_are_asked_again(
