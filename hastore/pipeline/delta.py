@@ -9,7 +9,7 @@ number N of the application "hastore-export" (Delta's `txn` action). So the tabl
 whether commit N took place; the next run removes what belongs to a commit that did not.
 
 Delta's RESTORE sets a table back by a new version, which keeps that number, and the property
-delta.setTransactionRetentionDuration removes it. So each commit notes N in the history, too.
+delta.setTransactionRetentionDuration removes it. The history keeps the action of each commit.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -39,8 +39,14 @@ _LEAST_VERSION = (1, 6)
 _ODD_IN_URL = re.compile(r"%[0-9A-Fa-f]{2}|[#?\x00-\x1f]")
 _ODD_IN_PATH = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]")
 APPLICATION = "hastore-export"
-COMMIT_NOTE, BATCH_NOTE = "hastoreCommit", "hastoreBatch"  # in the history: an export's, a stream's
 DELTA_JOB = "export --format delta"
+
+
+class _Version(NamedTuple):
+    """What the history has of a version: the number of the export's commit, if it is one."""
+
+    number: int | None
+    info: Mapping[str, Any]
 
 
 class DeltaLog:
@@ -70,6 +76,7 @@ class DeltaLog:
             )
         self._place = place
         self._options = options
+        self._seen: dict[int, _Version] = {}  # of a bucket, each takes a request
 
     def table(self) -> "DeltaTable | None":
         """Return the table as it is now; None if there is none."""
@@ -88,13 +95,11 @@ class DeltaLog:
         schema: pa.Schema,
         partition_by: Sequence[str],
         files: Sequence[StagedFile],
-        note: str = COMMIT_NOTE,
     ) -> None:
         """Add files to the table, or make it, by one commit with versions of applications.
 
         `schema` is the table's, with the columns of `partition_by`, which the files do not have.
-        The history gets the first version as `note`. If a commit since `table` was read has set one
-        of the versions, deltalake refuses this one.
+        If a commit since `table` was read has set one of the versions, deltalake refuses this one.
         Raises DeltaError and OSError.
         """
         from deltalake import CommitProperties, Schema, Transaction
@@ -115,7 +120,7 @@ class DeltaLog:
         ]
         properties = CommitProperties(
             app_transactions=[Transaction(name, mark, now_ms) for name, mark in marks.items()],
-            custom_metadata={note: next(iter(marks.values()))},
+            custom_metadata={"hastoreCommit": next(iter(marks.values()))},
         )
         if table is None:
             create_table_with_add_actions(
@@ -136,10 +141,15 @@ class DeltaLog:
             commit_properties=properties,
         )
 
-    def last_number(self, table: "DeltaTable") -> int:
-        """Return the number of the export's last commit; 0 if neither table nor history has one."""
+    def last_number(self, table: "DeltaTable", states: Callable[[], Sequence[object]]) -> int:
+        """Return the number of the export's last commit; 0 if neither table nor history has one.
+
+        Without `states` of commits the table is another program's, whose history may be long.
+        """
         number: int | None = table.transaction_version(APPLICATION)
-        return number or self._find_commit(table, through_restores=False) or 0
+        if not number and states():
+            number = self._find_commit(table, through_restores=False)
+        return number or 0
 
     def check_shown(self, table: "DeltaTable", number: int) -> None:
         """Raise StoreBrokenError if the table was set back to a version before commit `number`.
@@ -171,11 +181,11 @@ class DeltaLog:
         is what it was at an older version.
         """
         at = table.version()
-        while at >= 0 and (entry := self._history_at(at)) is not None:
-            if COMMIT_NOTE in entry:
-                return int(entry[COMMIT_NOTE])
-            is_restore = through_restores and entry.get("operation") == "RESTORE"
-            at = self._version_restored(entry, at) if is_restore else at - 1
+        while at >= 0 and (version := self._history_at(at)) is not None:
+            if version.number is not None:
+                return version.number
+            is_restore = through_restores and version.info.get("operation") == "RESTORE"
+            at = self._version_restored(version.info, at) if is_restore else at - 1
         return None
 
     def _version_restored(self, entry: Mapping[str, Any], at: int) -> int:
@@ -188,15 +198,17 @@ class DeltaLog:
             older = self._history_at(at)
             if older is None:
                 break
-            if older.get("timestamp", limit_ms + 1) <= limit_ms:
+            if older.info.get("timestamp", limit_ms + 1) <= limit_ms:
                 return at
         return -1
 
-    def _history_at(self, version: int) -> dict[str, Any] | None:
+    def _history_at(self, version: int) -> _Version | None:
         """Return what the history has of a version; None if it is gone.
 
         deltalake gives the history only as a whole, and keeps all threads waiting meanwhile.
         """
+        if version in self._seen:
+            return self._seen[version]
         place, name = place_of(self._place), f"_delta_log/{version:020}.json"
         try:
             if place.filesystem is None:
@@ -206,10 +218,21 @@ class DeltaLog:
                     data = stream.read()
         except FileNotFoundError:
             return None
-        for line in data.splitlines():
-            if b'"commitInfo"' in line and "commitInfo" in (action := json.loads(line)):
-                return dict(action["commitInfo"])
-        return {}
+        seen = self._seen[version] = _parse_version(data)
+        return seen
+
+
+def _parse_version(data: bytes) -> _Version:
+    number: int | None = None
+    info: Mapping[str, Any] = {}
+    for line in data.splitlines():
+        if b'"commitInfo"' in line or b'"txn"' in line:
+            action = json.loads(line)
+            info = action.get("commitInfo", info)
+            transaction = action.get("txn", {})
+            if transaction.get("appId") == APPLICATION:
+                number = int(transaction["version"])
+    return _Version(number, info)
 
 
 def _restored_to(entry: Mapping[str, Any]) -> tuple[int | None, float | None]:
@@ -283,7 +306,7 @@ class DeltaTarget(Target):
     # -- inside ------------------------------------------------------------------------------------
 
     def _done(self, table: "DeltaTable | None") -> int:
-        return 0 if table is None else self._log.last_number(table)
+        return 0 if table is None else self._log.last_number(table, self._numbers)
 
     def _last(self) -> int:
         done = self._done(self._log.table())

@@ -85,7 +85,7 @@ class DeltaObjectTarget:
                         "empty place"
                     )
                 return {}
-            self.number = self._log.last_number(table)
+            self.number = self._log.last_number(table, self._states)
             if not self.number:
                 states = self._states()
                 raise lost_number(self.path) if states else foreign_table(self.path, "place")
@@ -142,7 +142,7 @@ class DeltaObjectTarget:
     # -- inside ------------------------------------------------------------------------------------
 
     def _check_turn(self, table: "DeltaTable | None") -> None:
-        if (0 if table is None else self._log.last_number(table)) != self.number:
+        if (0 if table is None else self._log.last_number(table, self._states)) != self.number:
             raise another_run(self.path)
         if table is not None:
             self._log.check_shown(table, self.number)

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from hastore.errors import HastoreError, UsageError
-from hastore.pipeline.delta import BATCH_NOTE, DeltaLog
+from hastore.pipeline.delta import DeltaLog
 from hastore.pipeline.delta_objects import options_of
 from hastore.pipeline.parquet_files import OpenFile, TaskFiles, parquet_writer
 from hastore.pipeline.places import Bucket, is_bucket, place_of
@@ -84,7 +84,7 @@ class DeltaBatches:
                 self._check_table(table, schema)
             files = self._write(frame, schema, root)
             if files:
-                log.add(table, {query: batch_id}, schema, self.partition_by, files, BATCH_NOTE)
+                log.add(table, {query: batch_id}, schema, self.partition_by, files)
         except DeltaError as error:
             raise HastoreError(
                 f"the commit of batch {batch_id} to the Delta table {root} failed: {error}. Start "

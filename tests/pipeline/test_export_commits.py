@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import CorruptRecordError, PositionLostError, StoreBrokenError, UsageError
+from hastore.pipeline import delta
 from hastore.pipeline import export as export_job
 from hastore.pipeline.compact import compact
 from hastore.pipeline.delta import APPLICATION, DeltaLog, _restored_to
@@ -267,7 +268,7 @@ def test_a_delta_table_that_was_restored_to_an_older_version_is_refused(
     first_ms = table.history()[-1]["timestamp"]
     table.restore(datetime.fromtimestamp(first_ms / 1000, UTC) if by_time else 0)
     assert len(shown(table)) == 20
-    table.delete("offset < 0")  # other versions may follow
+    table.alter.set_table_properties({"mine": "1"}, False)  # other versions may follow
     for _ in range(2):
         with pytest.raises(StoreBrokenError, match="up to 1, but commit 2 took place.*set back"):
             more(60)
@@ -305,6 +306,28 @@ def test_a_delta_table_that_forgets_the_number_of_its_last_commit_keeps_its_rows
     with pytest.raises(StoreBrokenError, match="setTransactionRetentionDuration has removed"):
         more(60)
     assert len(shown(table)) == 50
+
+
+def test_the_notes_of_a_stream_in_the_history_are_no_commits_of_the_export(tmp_path, monkeypatch):
+    """Earlier versions gave the batches of DeltaBatches the note of an export's commits."""
+    table, more = delta_table(tmp_path, monkeypatch, 20, 40)
+    batch = deltalake.CommitProperties(
+        app_transactions=[deltalake.Transaction("query", 0)], custom_metadata={"hastoreCommit": 0}
+    )
+    table.alter.set_table_properties({"mine": "1"}, False, commit_properties=batch)
+    assert "hastoreCommit" in table.history(1)[0]
+    assert more(60) == shown(table)
+
+
+def test_each_version_of_the_history_is_read_once(tmp_path, monkeypatch):
+    """In a bucket each takes a request, and others may have made thousands."""
+    table, more = delta_table(tmp_path, monkeypatch, 20, 40)
+    for number in range(5):
+        table.alter.set_table_properties({"mine": str(number)}, False)
+    read, parse = [], delta._parse_version
+    monkeypatch.setattr(delta, "_parse_version", lambda data: read.append(data) or parse(data))
+    assert more(60) == shown(table)
+    assert len(read) == len(set(read)) == 6
 
 
 @pytest.mark.parametrize(
