@@ -98,6 +98,7 @@ class ConsumerCore(Core):
         self._preparing: Steps[None] | None = None
         self._preparing_wait_s = 0.0
         self._not_prepared: ClientError | None = None
+        self._lacks_master = False  # and has said so
         self._silence = Silence(requester, f"consumer of {reading.topic}")
         self._new_queues: NewQueues | None = None  # once the queues are found: if it reads all
         self._clock = clock
@@ -442,15 +443,22 @@ class ConsumerCore(Core):
 
         Reading would begin at the end then, and hide what lies before.
         """
+        why = (
+            f'start="latest": only the master can say that group {group} has no position in topic '
+            f"{self.topic} yet"
+        )
+        if not self._lacks_master:
+            self._not_prepared = UnreachableError(f"{why}, and no master has answered")
         try:
             reply, _ = yield from self.requester.ask_master(
                 lambda rid: api.Fetch(rid, group, self.topic), self.requester.left_s(deadline)
             )
         except UnreachableError as failure:
-            raise UnreachableError(
-                f'start="latest": only the master can say that group {group} has no position in '
-                f"topic {self.topic} yet: {failure}"
-            ) from failure
+            if not self._lacks_master:  # who polls hears nothing else
+                self._lacks_master = True
+                log.warning("%s: %s; it goes on asking", why, failure)
+            raise UnreachableError(f"{why}: {failure}") from failure
+        self._lacks_master = False
         return expect(api.Positions, reply).positions
 
     def _ranges_now(self, deadline: float) -> Steps[dict[int, tuple[int, int]]]:
