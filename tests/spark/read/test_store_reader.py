@@ -7,6 +7,7 @@ import zlib
 import pytest
 
 from hastore.errors import CorruptRecordError, PositionLostError, StoreError
+from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.record.properties import ROCKETMQ_PROPERTIES
 from hastore.spark.arrow import batch
 from hastore.spark.arrow.batch import BatchBuilder
@@ -87,7 +88,8 @@ def test_ranges_cross_queue_files_log_files_and_windows(tmp_path, monkeypatch):
 
 
 def test_an_inner_batch_is_in_the_one_range_that_has_its_first_message(tmp_path):
-    placed = write_store(tmp_path, numbered(10))
+    whole = {"sys_flag": FLAG_INNER_BATCH}  # RocketMQ's consumers do not take them apart
+    placed = write_store(tmp_path, [(*place, more | whole) for *place, more in numbered(10)])
     shutil.rmtree(tmp_path / "consumequeue")
     queue = tmp_path / "batchconsumequeue" / "t" / "0"
     queue.mkdir(parents=True)
