@@ -178,8 +178,8 @@ def rewrite_unsynced(commit_log: CommitLog, recovered: Recovered, flushed: int) 
     After a failed sync the kernel counts pages as written that are not on the disk, and a later
     sync of them says success. Once they are written again, it is true. The kernel may also have
     dropped such a page since `recover` read it, so what is written is checked once more. Pieces of
-    at most 4 MiB, or one record, are in memory. The caller syncs. Raises StoreError if the bytes
-    are not those that `recover` read.
+    at most 4 MiB, or one record, are in memory. Each file is synced before the next is read. Raises
+    StoreError if the bytes are not those that `recover` read.
     """
     start = max(flushed, recovered.min_offset)
     if start >= recovered.end:
@@ -236,7 +236,12 @@ def _scan(
     check = form.chain(units=not rewrite)
     scan = _Scan(start, start, start, unreadable, rewrite, check, form, synced, kept, [])
     for file in commit_log.queue.one_by_one():
-        if file.end > scan.end and not _scan_file(file, scan):
+        if file.end <= scan.end:
+            continue
+        goes_on = _scan_file(file, scan)
+        if rewrite:  # before it is closed: of a closed file the kernel may forget a failed write
+            file.sync()
+        if not goes_on:
             break
     return scan
 

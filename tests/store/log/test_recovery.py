@@ -114,6 +114,22 @@ def test_a_start_opens_few_of_many_log_files(
     assert max(most) <= 4
 
 
+def test_a_file_is_synced_before_it_is_closed_if_it_was_written_again(tmp_path: Path) -> None:
+    """The kernel may forget a file that nobody has open, and with it that a write of it failed."""
+    with opened(tmp_path / "a") as store:
+        fill(store, 4, size=FILE_SIZE - 500)
+        copy = crash_copy(store, tmp_path / "b")
+    fs = FaultyFileSystem()
+    again = MessageStore(config(copy), store_host=HOST, fs=fs)
+    again.open()
+    calls = [one for one in fs.calls if one[0] in ("write", "sync") and "/commitlog/" in one[1]]
+    again.close()
+    written = [path for call, path in calls if call == "write"]
+    assert len(set(written)) == 4
+    for path in written:
+        assert calls[calls.index(("write", path)) + 1] == ("sync", path)
+
+
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_torn_tail_is_cut_and_cleared(tmp_path: Path, power_loss: bool) -> None:
     with opened(tmp_path / "a") as store:
