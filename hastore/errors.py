@@ -118,14 +118,21 @@ class StoreError(HastoreError):
     """The store or its disk failed."""
 
 
+_UNOPENED = {  # what helps, by the errno of an OSError
+    errno.EROFS: "its disk is mounted read-only, as the kernel does after an error: look at the "
+    "disk (`dmesg`), and mount it anew",
+    errno.EIO: 'its disk fails: look at the disk (`dmesg`), and see "A dead disk" in '
+    "docs/runbook.md",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on its file system"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
+}
+
+
 def unopened_store(root: str, failure: OSError) -> StoreError:
-    """Return the error of a store whose files could not be opened for writing, with what helps."""
-    remedy = "`store.root` must be a directory that this user may read and write"
-    if failure.errno == errno.EROFS:
-        remedy = (
-            "its disk is mounted read-only, as the kernel does after an error: look at the disk "
-            "(`dmesg`), and mount it anew"
-        )
+    """Return the error of a store whose files could not be opened or used, with what helps."""
+    remedy = _UNOPENED.get(
+        failure.errno or 0, "`store.root` must be a directory that this user may read and write"
+    )
     return StoreError(f"{root}: the store cannot be opened: {failure}; {remedy}")
 
 

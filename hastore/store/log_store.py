@@ -39,8 +39,15 @@ from dataclasses import dataclass, replace
 
 from hastore.clock import Clock
 from hastore.config.model import Flush, StoreConfig
-from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
-from hastore.fs.filesystem import NO_DESCRIPTOR, File, FileSystem
+from hastore.errors import (
+    HastoreError,
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+    UsageError,
+    unopened_store,
+)
+from hastore.fs.filesystem import File, FileSystem
 from hastore.record.codec import Host
 from hastore.record.delays import parse_levels
 from hastore.record.topic_records import TopicConfig
@@ -295,14 +302,7 @@ class LogStore:
                 self._lock_file.release()
                 raise
         except OSError as failure:
-            remedy = (
-                "raise the limit of open files (ulimit -n)"
-                if failure.errno in NO_DESCRIPTOR
-                else "give the node a directory that it can write (store.root)"
-            )
-            raise StoreError(
-                f"the store {self._root} cannot be opened: {failure}; {remedy}"
-            ) from failure
+            raise unopened_store(self._root, failure) from failure
 
     def _close_to_others(self) -> None:
         """Take the store's folders from other users: earlier versions and RocketMQ left them open.

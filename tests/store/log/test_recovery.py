@@ -596,14 +596,34 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         MessageStore(config(tmp_path / "file" / "store"), store_host=HOST).open()
 
 
-def test_a_start_without_a_free_descriptor_names_the_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "number", "remedy"),
+    [
+        ("open", errno.EMFILE, "ulimit -n"),
+        ("write", errno.ENOSPC, "free space"),
+        ("write", errno.EDQUOT, "free space"),
+        ("write", errno.EROFS, "mount it anew"),
+        ("sync", errno.EIO, "dmesg"),
+        ("open", errno.EACCES, "store.root"),
+    ],
+)
+def test_a_start_that_fails_names_what_helps(
+    tmp_path: Path, call: str, number: int, remedy: str
+) -> None:
+    """On a full or broken disk it asked for another store.root: that would be an empty store."""
     with opened(tmp_path) as store:
         fill(store, 3)
     fs = FaultyFileSystem()
-    fs.fail("open", "commitlog", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-    with pytest.raises(StoreError, match="Too many open files.*ulimit -n") as raised:
+
+    def fail(name: str, path: str) -> None:
+        if name == call:
+            raise OSError(number, os.strerror(number), path)
+
+    fs.hook = fail
+    with pytest.raises(StoreError, match=f"cannot be opened: .*{os.strerror(number)}") as raised:
         MessageStore(config(tmp_path), store_host=HOST, fs=fs).open()
-    assert "store.root" not in str(raised.value)
+    assert remedy in str(raised.value)
+    assert ("store.root" in str(raised.value)) == (remedy == "store.root")
 
 
 def test_recovery_reads_only_the_tail_of_a_long_log(
