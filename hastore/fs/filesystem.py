@@ -224,12 +224,20 @@ class RealFile:
                         self.pwrite(_ZEROS[: min(len(_ZEROS), end - at)], at)
 
     def is_zero(self, position: int, size: int) -> bool:
-        """Whether the range reads as zeros; False too if more than _LOOK_BYTES of it are data."""
+        """Whether the range reads as zeros; False too if more than _LOOK_BYTES of it are data.
+
+        And if it cannot be read: whoever asks zeroes it then, which a bad sector may bear.
+        """
         left = _LOOK_BYTES
         with _named(self.path):
             for start, end in self._data_extents(position, min(position + size, self.size)):
                 left -= end - start
-                if left < 0 or self.pread(end - start, start).strip(b"\0"):
+                try:
+                    if left < 0 or self.pread(end - start, start).strip(b"\0"):
+                        return False
+                except OSError as failure:
+                    if failure.errno != errno.EIO:
+                        raise
                     return False
         return True
 

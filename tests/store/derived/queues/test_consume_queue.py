@@ -500,6 +500,27 @@ def test_a_start_writes_only_queues_that_have_too_much(
     assert again.end == 250
 
 
+def test_a_start_zeroes_a_bad_sector_behind_a_queue_s_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look whether it is zeros already ended the start by EIO."""
+    written = UnitFiles(FileCache(REAL), str(tmp_path), UNIT.size, 30_000)
+    written.append(b"".join(UNIT.pack(100 * number, 100, 7) for number in range(500)))
+    real = RealFile.pread
+
+    def pread(file: RealFile, size: int, position: int) -> bytes:
+        if position + size > 8192:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), file.path)
+        return real(file, size, position)
+
+    with monkeypatch.context() as bad:
+        bad.setattr(RealFile, "pread", pread)
+        UnitFiles(FileCache(REAL), str(tmp_path), UNIT.size, 30_000).load(10_000, whole=True)
+    again = UnitFiles(FileCache(REAL), str(tmp_path), UNIT.size, 30_000)
+    again.load(50_000)
+    assert again.end == 100
+
+
 class TornFileSystem(RealFileSystem):
     """Writes past `room` bytes fail half-way."""
 
