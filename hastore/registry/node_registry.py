@@ -106,6 +106,7 @@ class NodeRegistry(SessionService):
         self._strangers: list[int] = []
         self._siblings: dict[int, NodeEntry] = {}
         self._role_there: Role | None = None  # in the last object that was read and valid
+        self._unsaved: Znode | None = None  # its last write, while the disk fails
 
     # -- called by other threads
 
@@ -308,7 +309,7 @@ class NodeRegistry(SessionService):
         emptied, they begin anew, and data from before have greater ones. They are known by their
         znode, which is another, with an object that this node once completed.
         """
-        last = self._memory.data
+        last = self._unsaved or self._memory.data
         other = last.made not in (0, found.made) and entry.store is not None
         return other or found.changed < last.changed
 
@@ -329,7 +330,7 @@ class NodeRegistry(SessionService):
     def _accept(self, session: Session, found: Znode, entry: NodeEntry) -> None:
         used = entry.once is None or entry.once.id == self._memory.data.once
         once = None if used else entry.once
-        self._memory.save(role=entry.role, changed=found.changed, made=found.made)
+        self._remember(entry.role, found)
         self._placed = self._placed or entry.address == self._own_entry(entry.role).address
         if self.wanted != (entry.role, once):
             self.wanted = AssignedRole(entry.role, once)
@@ -356,8 +357,15 @@ class NodeRegistry(SessionService):
         written = session.write(self._path, entry.encode(), found)
         if written is None:
             return False
-        self._memory.save(role=entry.role, changed=written.changed, made=written.made)
+        # Else this node would take its own object for an old one, and write it again without end.
+        self._unsaved = written
+        self._remember(entry.role, written)
         return True
+
+    def _remember(self, role: Role, znode: Znode) -> None:
+        """Make durable which object was read or written last. Raises OSError."""
+        self._memory.save(role=role, changed=znode.changed, made=znode.made)
+        self._unsaved = None
 
     def _own_entry(self, role: Role) -> NodeEntry:
         config = self._config

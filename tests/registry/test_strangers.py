@@ -4,10 +4,12 @@ ZooKeeper is a tree in memory with its rules for versions, transactions and ACLs
 real ones, with the same attacks in `test_bad_objects.py`.
 """
 
+import errno
 import itertools
 import json
 import threading
 import types
+from unittest.mock import Mock
 
 import pytest
 
@@ -365,6 +367,29 @@ def test_an_emptied_zookeeper_filled_by_strangers_changes_no_role(tree, tmp_path
     assert "asks for the role SLAVE" in node.registry.problems()[0]
     again = OneNode(tmp_path, Role.SLAVE)  # restarted: the file's role does not count
     assert again.read() is Role.SYNC_MASTER
+
+
+@pytest.mark.parametrize("credentials", [CREDENTIALS, None], ids=["with", "without"])
+def test_a_disk_that_cannot_be_written_lets_a_node_write_its_object_once(
+    tree, tmp_path, monkeypatch, credentials
+):
+    """Each write is a change that ZooKeeper tells the node: to write at each read is a loop."""
+    node = OneNode(tmp_path, credentials=credentials)
+    assert node.read() is Role.SLAVE
+    tree.delete(credentials, f"{GROUP}/1", -1)
+    broken = Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
+    with monkeypatch.context() as disk:
+        disk.setattr(node.roles._memory._fs, "replace_bytes", broken)
+        for _ in range(3):
+            assert node.read() is Role.SLAVE
+            (problem,) = node.registry.problems()
+            assert "cannot be saved in the store" in problem
+        assert tree.stat(f"{GROUP}/1").version == 0, "it was written again"
+        # Nor is a role that an operator sets then taken for an old one.
+        tree.set(credentials, f"{GROUP}/1", entry("SYNC_MASTER", store="store-1"), -1)
+        assert node.read() is Role.SLAVE and node.registry.problems()
+        assert json.loads(tree.get(None, f"{GROUP}/1")[0])["role"] == "SYNC_MASTER"
+    assert node.read() is Role.SYNC_MASTER and node.registry.problems() == []
 
 
 def test_a_group_that_a_stranger_has_closed_is_named(tree, tmp_path):
