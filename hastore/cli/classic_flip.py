@@ -25,7 +25,7 @@ from hastore.cli.flip import REFUSED_AFTER_S, TELL_AFTER_S, OneShotFlags
 from hastore.cli.flip_base import STATELESS, Flip, slave_of
 from hastore.cli.group_files import NOTHING, Status
 from hastore.cli.own_node import RolePlace
-from hastore.cli.promote_wait import Notes
+from hastore.cli.promote_wait import Notes, told_reason
 from hastore.client.messages import next_file_lack, replay_stop
 from hastore.config.model import Role
 from hastore.errors import STORE_CLOSED, HastoreError, PromotionRefused
@@ -252,12 +252,12 @@ class ClassicFlip(Flip):
                 text = f"node {self._to} is the {now['role']} of epoch {now['epoch']}"
                 self._say("promoted", f"{text}, after {time.monotonic() - began:.1f} s")
                 return True
-            reason[0] = now["reason"]
+            reason[0] = told_reason(now, str(now["reason"]))
             if time.monotonic() - began >= TELL_AFTER_S:
                 notes.tell(now, role)
             ended = now["role_state"] == "following" and now["reason"] != status["reason"]
             if ended and time.monotonic() - began > REFUSED_AFTER_S:
-                self._failed(place, str(now["reason"]))
+                self._failed(place, str(reason[0]))
             return False
 
         self._wait(done, lambda: self._failed(place, str(reason[0])))
@@ -341,13 +341,17 @@ class ClassicFlip(Flip):
             self._say("left", f"the file of node {number} may still say master: {failure}")
             return
 
+        unread = f"node {number} has not read its changed role"
+        late = [unread]
+
         def settled() -> bool:
             status = self._group.ask(number)
             if status is None:
                 return False
+            late[0] = told_reason(status, unread)
             return status["role"] == Role.SLAVE.value and status["reason"] not in status["problems"]
 
-        self._wait(settled, lambda: self._after(f"node {number} has not read its changed role"))
+        self._wait(settled, lambda: self._after(late[0]))
         self._say("demoted", f"node {number} is a slave, also in {place.what}")
 
     def _refuse_overruled(self, number: int) -> None:

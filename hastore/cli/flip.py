@@ -36,7 +36,7 @@ from hastore.cli.own_node import (
     registered,
     role_place,
 )
-from hastore.cli.promote_wait import Notes, Progress, awaited_nodes, no_new_epoch
+from hastore.cli.promote_wait import Notes, Progress, awaited_nodes, no_new_epoch, told_reason
 from hastore.cli.successor import require_successor, tell_if_no_master
 from hastore.config.file import config_error, load_config, load_names
 from hastore.config.model import Config, Mode, Role
@@ -239,7 +239,8 @@ def _wait(
     if follows and not os.path.exists(follows):
         remedy += f"; it reads {follows}, which is not on this machine"
     raise PromotionRefused(
-        f"{node_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
+        f"{node_name(config)} has not become {role.value}: {told_reason(seen, reason)}; {stays}"
+        f"{remedy}"
     )
 
 

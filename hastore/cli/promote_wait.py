@@ -18,6 +18,16 @@ def no_new_epoch(status: Status) -> str:
     return _new_epoch_problem(status) or f"it is {status['role']} in epoch {status['epoch']}"
 
 
+def told_reason(status: Status, reason: str) -> str:
+    """Return the reason with what the node says of its registry, if anything, before it.
+
+    A node that cannot follow ZooKeeper does not know what it was told to be: its own reason is that
+    of its old role.
+    """
+    registry = (text for text in status.get("problems", []) if text.startswith("the registry"))
+    return "; ".join([*registry, reason])
+
+
 def _new_epoch_problem(status: Status) -> str | None:
     told = (text for text in status.get("problems", []) if text.startswith(NO_NEW_EPOCH))
     return next(told, None)

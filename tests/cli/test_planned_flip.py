@@ -239,6 +239,25 @@ def test_a_refused_promotion_is_called_off_while_the_old_master_goes_on(make):
     assert code == 1 and "called off" in problems and fakes.master == 1
 
 
+@pytest.mark.parametrize("number", [1, 2], ids=["the old master", "the wanted node"])
+def test_a_node_that_cannot_follow_its_registry_says_so(make, monkeypatch, number):
+    fakes = make()
+    lost = "the registry zk://zoo:2181 is out of reach: no answer; the node keeps its role, SLAVE"
+    status = fakes.status
+
+    def without(config, node, timeout_s):
+        found = status(config, node, timeout_s)
+        if node == number and found is not None:
+            found["problems"] = [*found["problems"], lost, found["reason"]]
+        return found
+
+    if number == 2:
+        fakes[2].refusal = "this node is a slave"
+    monkeypatch.setattr(group_files, "ask_own_status", without)
+    code, _, problems = flip(fakes, 2)
+    assert code == 1 and lost in problems, problems
+
+
 def test_a_flip_that_cannot_be_called_off_says_that_it_goes_on(make, monkeypatch):
     """The node does not answer any more, and its file makes it the master when it does again."""
     fakes = make()

@@ -54,6 +54,16 @@ def test_puts_are_no_progress_of_a_slave_that_follows_while_it_waits(ask, capsys
     assert told.startswith("node 2 (tcp://127.0.0.1:7002): waiting to be master: ")
 
 
+def test_a_node_that_cannot_follow_its_registry_says_so_first(ask):
+    """Its own reason is that of the role that it has kept: it says nothing of this order."""
+    lost = "the registry zk://zoo:2181 is out of reach: no answer; the node keeps its role, SLAVE"
+    slave = {"role": "SLAVE", "reason": "this node is a slave; node 1 is the master"}
+    path = ask(2, slave, {**slave, "writable": False, "problems": ["another one", lost]})
+    text = late(path, 3.0)
+    assert f"node 2 (tcp://127.0.0.1:7002) has not become SYNC_MASTER: {lost}; this node is" in text
+    assert "another one" not in text
+
+
 def test_copying_answers_and_replay_are_progress(ask, capsys):
     def waiting(reason, **more):
         return {"reason": f"waiting to be master: {reason}", "writable": False, **more}
