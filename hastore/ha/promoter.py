@@ -11,7 +11,7 @@ calls the Promoter from its thread.
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,7 +121,7 @@ class Promoter:
         problem = diverged(hellos, None if kept is None else own.node)
         if problem is not None and not flags.force_unclean:
             raise PromotionRefused(problem)
-        _require_needed(flags, [r.node for r in replies if r.hello is not None])
+        _require_needed(flags, replies, [r.node for r in replies if r.hello is not None])
         masters = [r.node for r in replies if r.hello is not None and r.hello.open_epoch]
         answers = [
             self._own_answer(),
@@ -144,7 +144,7 @@ class Promoter:
         self._fenced = masters or self._fenced
         self._known_epoch = epoch
         replies = self._collect(epoch, required)
-        _require_needed(flags, [reply.node for reply in replies if _promised(reply)])
+        _require_needed(flags, replies, [reply.node for reply in replies if _promised(reply)])
         answers = [
             self._own_answer(),
             *(_promised_answer(reply) for reply in replies if _promised(reply)),
@@ -329,11 +329,7 @@ class Promoter:
         verdict = judge(required, answers)
         if verdict.enough:
             return
-        problems = [
-            f"node {reply.node} at {reply.address}: {problem}"
-            for reply in replies
-            if (problem := reply.problem or getattr(reply.answer, "reason", None)) is not None
-        ]
+        problems = _problems(replies)
         asked = {reply.node for reply in replies}
         problems += [
             f"node {node} is in the list in force, but not in `nodes` of this node's file, so its "
@@ -694,13 +690,24 @@ def _widest(required: Requirements, other: Requirements) -> Requirements:
     )
 
 
-def _require_needed(flags: Flags, answered: Collection[int]) -> None:
+def _problems(replies: Iterable[SurveyReply]) -> list[str]:
+    """Say of each node without an answer, or that has refused, why."""
+    return [
+        f"node {reply.node} at {reply.address}: {problem}"
+        for reply in replies
+        if (problem := reply.problem or getattr(reply.answer, "reason", None)) is not None
+    ]
+
+
+def _require_needed(flags: Flags, replies: list[SurveyReply], answered: Collection[int]) -> None:
     """Refuse the promotion for now while the node that the operator names has not answered."""
     node = flags.needed_node
     if node is not None and node not in answered:
+        problems = _problems(reply for reply in replies if reply.node == node)
         raise PromotionRefused(
             f"waiting for node {node}, which may have acknowledged messages that no other node "
             "has; if it is gone for good, `hastore promote` goes on without it"
+            + (f" ({problems[0]})" if problems else "")
         )
 
 

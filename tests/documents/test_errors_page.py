@@ -27,6 +27,7 @@ BY_TEXT = [row for row in ROWS if len(row) == 3]
 PARTS = (
     "node ... is the leader", ", committed up to ...", "node ... prefers node ...",
     "it keeps its link", "its address is not known", ", and asks for the role ...",
+    "node ... at ...: ...",
     "expires in ... hours", "without one name", "be in the group",
     "... (api.max_pending_puts, api.max_pending_bytes)", "`hastore topics set TOPIC --queues N`",
     "puts with acks=1 may have been acknowledged",

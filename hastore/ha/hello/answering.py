@@ -259,7 +259,12 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
         why = "without ha.secret_file or security.ha: tls promises are made to loopback only"
         member.on_refused(connection.address, why)
         return Refused(why)
-    answer = member.promise(hello)
+    try:
+        answer = member.promise(hello)
+    except OSError as failure:  # no promise: the candidate, and its operator, are told why
+        log.warning("no promise of epoch %d to node %d: %s",
+                    hello.promised_epoch, hello.node, failure)  # fmt: skip
+        return Refused(f"its promise cannot be saved: {failure}; see to its disk")
     if not isinstance(answer, Refused):
         member.state.learn_store(hello.node, hello.store_id)
     return answer

@@ -4,6 +4,7 @@ import errno
 import functools
 import os
 import threading
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -672,6 +673,22 @@ def test_a_planned_flip_waits_for_the_answer_of_the_master(running):
     assert one.member.open_epoch, "the master goes on meanwhile"
     entry = two.promote(needed_node=1)
     assert entry.start == one.store.max_offset == two.store.max_offset
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_node_whose_disk_cannot_keep_a_promise_says_so(running, monkeypatch, planned):
+    one, two, last = running
+    promised = one.state.data.promised_epoch
+    close(last)
+    with monkeypatch.context() as disk:
+        broken = OSError(errno.EROFS, "Read-only file system")
+        disk.setattr(one.state, "promise", Mock(side_effect=broken))
+        with pytest.raises(PromotionRefused, match="waiting for node 1") as refused:
+            two.promote(needed_node=1 if planned else None)
+    told = "its promise cannot be saved: [Errno 30] Read-only file system; see to its disk"
+    assert told in str(refused.value) and not refused.value.final
+    assert one.state.data.promised_epoch == promised and not two.member.open_epoch
+    assert two.promote(again=True, needed_node=1).epoch > promised
 
 
 def test_a_planned_flip_opens_nothing_if_the_master_answers_no_more(running, monkeypatch):
