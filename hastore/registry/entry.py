@@ -110,8 +110,9 @@ def foreign_problem(
     if entry.store is not None and entry.store != own.store:
         return (
             f"{path}: node number {own.node} is used with another store, at {entry.api}: give one "
-            "of the two nodes another number in every file; if that node or its disk is gone for "
-            "good, delete the znode"
+            "of the two nodes another number in every file; if they are of two groups, which "
+            "clients would take for one, give one group another name (`group`) instead; if that "
+            "node or its disk is gone for good, delete the znode"
         )
     if entry.address != own.address and not (may_move and entry.store is not None):
         name = next(n for n in ("api", "ha", "http") if getattr(entry, n) != getattr(own, n))

@@ -159,7 +159,8 @@ class NodeRegistry(SessionService):
             found.append(
                 f"node {numbers} is in the registry under {self._group}, but not in `nodes` of "
                 "this node's file, so it is no member of the group: add it to `nodes` in every "
-                "file, or delete its znode"
+                "file, or delete its znode; if it is of another group with the same name, which "
+                "clients take for this one, that group needs another name (`group`)"
             )
         return found
 

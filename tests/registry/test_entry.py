@@ -61,6 +61,8 @@ def test_whose_object_it_is():
         entry(cluster="d"), entry(group="h"), entry(node=2), entry(store="t"), entry(ha="x:9")
     ):  # fmt: skip
         assert foreign_problem(other, "/p", own) is not None
+    # With another number two groups of one name would be one to clients: a put goes to either.
+    assert "give one group another name" in foreign_problem(entry(store="t"), "/p", own)
     assert siblings_of({1: own, 2: own, 3: entry(ha="z:1")}, "c", "g") == {
         1: own.address, 3: entry(ha="z:1").address
     }  # fmt: skip
