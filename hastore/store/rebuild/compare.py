@@ -2,14 +2,18 @@
 
 Queues are compared byte by byte. Index files are compared key by key, because their division into
 files depends on where the log began when they were written; then each file's chains are checked.
-If a node has the store open, its newer records are ignored.
+If a node has the store open, its newer records are ignored, and so are those that its retention
+removes meanwhile.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.fs.filesystem import FileSystem, is_file_name, read_range, size_of
 from hastore.store.derived.consume_queue import BATCH_UNIT, UNIT
 from hastore.store.derived.index_arrays import ENTRY_ROW, chain
@@ -17,10 +21,12 @@ from hastore.store.derived.index_file import ENTRY, HEADER, SLOT, IndexHeader, i
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
 from hastore.store.rebuild.extract import Array
 from hastore.store.rebuild.layout import BATCH_QUEUES, INDEX, QUEUES, Sizes
-from hastore.store.rebuild.source import NO_LIMIT, Log
+from hastore.store.rebuild.source import NO_LIMIT, Log, first_now
 
 _CHUNK_UNITS = 1 << 16
 _CHUNK_ENTRIES = 1 << 18
+RETENTION_S = 30.0  # retention removes files of queues and index first, and then those of the log
+_STEP_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -43,16 +49,40 @@ def compare(
 ) -> WrongFile | None:
     """Compare the folders `root` and `new`; return None if they agree up to offset `end`."""
     in_use = log.limit != NO_LIMIT
+    retention = _Retention(fs, log, in_use)
     for kind, form in ((QUEUES, UNIT), (BATCH_QUEUES, BATCH_UNIT)):
         for queue in sorted({*_queues(fs, f"{new}/{kind}"), *_queues(fs, f"{root}/{kind}")}):
             folders = f"{root}/{kind}/{queue}", f"{new}/{kind}/{queue}"
-            comparison = _QueueComparison(fs, *folders, form.size)
+            comparison = _QueueComparison(fs, *folders, form.size, retention)
             found = comparison.first_difference(end if in_use else None)
             if found is not None:
                 return found
     if not index:
         return None
-    return _compare_index(fs, f"{root}/{INDEX}", f"{new}/{INDEX}", log, end, sizes)
+    limit = end if in_use else None
+    return _compare_index(fs, f"{root}/{INDEX}", f"{new}/{INDEX}", retention, limit, sizes)
+
+
+class _Retention:
+    """What is missing because the node that has the store open has removed it meanwhile."""
+
+    def __init__(self, fs: FileSystem, log: Log, in_use: bool) -> None:
+        self._fs = fs
+        self._log = log
+        self._in_use = in_use
+
+    def first(self) -> int:
+        """Return where the log begins by now."""
+        return first_now(self._fs, self._log.root) if self._in_use else self._log.first
+
+    def explains(self, look: Callable[[int], bool]) -> bool:
+        """Return whether all is well where the log begins by now; waits for retention's end."""
+        end_ms = SYSTEM_CLOCK.monotonic_ms() + RETENTION_S * 1_000.0
+        while not look(self.first()):
+            if not self._in_use or SYSTEM_CLOCK.monotonic_ms() >= end_ms:
+                return False
+            time.sleep(_STEP_S)
+        return True
 
 
 def _queues(fs: FileSystem, folder: str) -> Iterator[str]:
@@ -69,11 +99,14 @@ def _queues(fs: FileSystem, folder: str) -> Iterator[str]:
 class _QueueComparison:
     """The comparison of one queue."""
 
-    def __init__(self, fs: FileSystem, present: str, new: str, unit_bytes: int) -> None:
+    def __init__(
+        self, fs: FileSystem, present: str, new: str, unit_bytes: int, retention: _Retention
+    ) -> None:
         self._fs = fs
         self._present = present
         self._new = new
         self._unit = unit_bytes
+        self._retention = retention
 
     def first_difference(self, limit: int | None) -> WrongFile | None:
         """Compare all files; units of records from `limit` on are ignored in the present ones."""
@@ -88,6 +121,9 @@ class _QueueComparison:
         new, present = f"{self._new}/{name}", f"{self._present}/{name}"
         sizes = [self._size(path) for path in (new, present)]
         if sizes[1] == 0 and sizes[0]:
+            last = self._last_record(new, sizes[0])
+            if self._retention.explains(lambda first: last < first):
+                return None
             return WrongFile(present, "the file", f"{sizes[0]} bytes", "nothing")
         if sizes[0] and sizes[0] != sizes[1]:
             return WrongFile(present, "the file", f"{sizes[0]} bytes", f"{sizes[1]} bytes")
@@ -116,11 +152,26 @@ class _QueueComparison:
             return at
         return None
 
+    def _last_record(self, path: str, size: int) -> int:
+        """Return the greatest offset of a record that a file has a unit of."""
+        offset = np.dtype({"names": ["offset"], "formats": [">i8"], "itemsize": self._unit})
+        found = 0
+        for at in range(0, size, _CHUNK_UNITS * self._unit):
+            part = np.frombuffer(self._read(path, _CHUNK_UNITS * self._unit, at), offset)
+            found = max(found, int(part["offset"].max()))
+        return found
+
     def _size(self, path: str) -> int:
-        return size_of(self._fs, path) if self._fs.exists(path) else 0
+        try:
+            return size_of(self._fs, path)
+        except FileNotFoundError:
+            return 0
 
     def _read(self, path: str, size: int, at: int) -> bytes:
-        return read_range(self._fs, path, size, at) if self._fs.exists(path) else b""
+        try:
+            return read_range(self._fs, path, size, at)
+        except FileNotFoundError:
+            return b""
 
 
 def _unit_text(raw: bytes) -> str:
@@ -142,44 +193,81 @@ def _unit_text(raw: bytes) -> str:
 
 
 def _compare_index(
-    fs: FileSystem, present: str, new: str, log: Log, end: int, sizes: Sizes
+    fs: FileSystem, present: str, new: str, retention: _Retention, limit: int | None, sizes: Sizes
 ) -> WrongFile | None:
-    in_use = log.limit != NO_LIMIT
-    expected = _Stream(_keys(fs, new, sizes))
+    """Compare all index files; `limit` is the end of the comparison if a node has them open."""
+    comparison = _IndexComparison(_Stream(_keys(fs, new, sizes)), retention, limit)
     names = [name for name in fs.list_dir(present) if name.isdigit()]
     for number, name in enumerate(names):
-        path = f"{present}/{name}"
-        file = _IndexFile(fs, path, sizes)
-        if file.problem is not None:
-            return WrongFile(path, "the file", f"{file.full_size} bytes, a header", file.problem)
-        is_last = number == len(names) - 1
-        at = 1
-        for rows in file.entries():
-            keep = rows["offset"] >= log.first  # retention has removed the records before
-            if in_use:
-                keep &= rows["offset"] < end
-            numbers = np.flatnonzero(keep)
-            wanted = expected.next_rows(len(numbers))
-            mine = rows[numbers]
-            count = min(len(wanted), len(mine))
-            unlike = np.flatnonzero(
-                (wanted["hash"] != mine["hash"][:count])
-                | (wanted["offset"] != mine["offset"][:count])
-            )
-            if len(unlike) or count < len(mine):
-                place = int(unlike[0]) if len(unlike) else count
-                text = _key_text(wanted[place]) if place < len(wanted) else "no entry"
-                where = f"entry {at + int(numbers[place])}"
-                return WrongFile(path, where, text, _key_text(mine[place]))
-            at += len(rows)
-        if not (in_use and is_last):
-            found = file.check_chains()
-            if found is not None:
-                return found
-    missing = expected.next_rows(1)
+        is_open = limit is not None and number == len(names) - 1
+        try:
+            found = comparison.first_difference(_IndexFile(fs, f"{present}/{name}", sizes), is_open)
+        except FileNotFoundError:
+            if limit is None:
+                raise
+            continue  # the next file tells whether retention has removed it
+        if found is not None:
+            return found
+    missing = comparison.next_missing()
     if len(missing):
         return WrongFile(present, "after its last entry", _key_text(missing[0]), "no entry")
     return None
+
+
+class _IndexComparison:
+    """The comparison of the index files, in their order."""
+
+    def __init__(self, expected: "_Stream", retention: _Retention, limit: int | None) -> None:
+        self._expected = expected
+        self._retention = retention
+        self._limit = limit
+        self._first = 0  # keys of records before it are ignored
+
+    def first_difference(self, file: "_IndexFile", is_open: bool) -> WrongFile | None:
+        """Compare a file; the chains of one that `is_open` may change meanwhile."""
+        if file.problem is not None:
+            what = f"{file.full_size} bytes, a header"
+            return WrongFile(file.path, "the file", what, file.problem)
+        at = 1
+        for rows in file.entries():
+            found = self._differs(rows, self._retention.first() if at == 1 else self._first)
+            # Retention removes whole files: only the first entries of one may follow a gap.
+            if found is not None and (
+                at > 1 or not self._retention.explains(partial(self._agrees, rows))
+            ):
+                place, expected, present = found
+                return WrongFile(file.path, f"entry {at + place}", expected, present)
+            at += len(rows)
+        return None if is_open else file.check_chains()
+
+    def next_missing(self) -> Array:
+        """Return the next entry that no file has, if there is one."""
+        self._expected.drop_before(self._retention.first())
+        return self._expected.next_rows(1)
+
+    def _agrees(self, rows: Array, first: int) -> bool:
+        return self._differs(rows, first) is None
+
+    def _differs(self, rows: Array, first: int) -> tuple[int, str, str] | None:
+        """Return which row differs, what is expected, and what is there; None if none does."""
+        self._first = first
+        self._expected.drop_before(first)
+        keep = rows["offset"] >= first
+        if self._limit is not None:
+            keep &= rows["offset"] < self._limit
+        numbers = np.flatnonzero(keep)
+        wanted = self._expected.next_rows(len(numbers))
+        mine = rows[numbers]
+        count = min(len(wanted), len(mine))
+        unlike = np.flatnonzero(
+            (wanted["hash"] != mine["hash"][:count]) | (wanted["offset"] != mine["offset"][:count])
+        )
+        if not len(unlike) and count == len(mine):
+            return None
+        self._expected.put_back(wanted)
+        place = int(unlike[0]) if len(unlike) else count
+        text = _key_text(wanted[place]) if place < len(wanted) else "no entry"
+        return int(numbers[place]), text, _key_text(mine[place])
 
 
 def _key_text(row: Array) -> str:
@@ -208,13 +296,30 @@ class _Stream:
         taken, self._rest = self._rest[:count], self._rest[count:]
         return taken
 
+    def put_back(self, rows: Array) -> None:
+        """Let rows that were taken be the next ones again."""
+        self._rest = np.concatenate((rows, self._rest))
+
+    def drop_before(self, first: int) -> None:
+        """Leave out the next rows that are of records before an offset: the log's order is kept."""
+        while True:
+            kept = np.flatnonzero(self._rest["offset"] >= first)
+            if len(kept):
+                self._rest = self._rest[int(kept[0]) :]
+                return
+            part = next(self._parts, None)
+            if part is None:
+                self._rest = self._rest[:0]
+                return
+            self._rest = part
+
 
 class _IndexFile:
     """An index file that is only read."""
 
     def __init__(self, fs: FileSystem, path: str, sizes: Sizes) -> None:
         self._fs = fs
-        self._path = path
+        self.path = path
         self._sizes = sizes
         self._entries_at = HEADER.size + SLOT.size * sizes.slots
         self.full_size = index_file_bytes(sizes.slots, sizes.entries)
@@ -245,7 +350,7 @@ class _IndexFile:
             if len(wrong):
                 place = int(wrong[0])
                 return WrongFile(
-                    self._path, f"entry {number + place}",
+                    self.path, f"entry {number + place}",
                     f"previous entry {int(previous[place])}",
                     f"previous entry {int(rows['previous'][place])}",
                 )  # fmt: skip
@@ -255,9 +360,9 @@ class _IndexFile:
         if len(wrong):
             slot = int(wrong[0])
             return WrongFile(
-                self._path, f"slot {slot}", f"entry {slots[slot]}", f"entry {stored[slot]}"
+                self.path, f"slot {slot}", f"entry {slots[slot]}", f"entry {stored[slot]}"
             )
         return None
 
     def _read(self, at: int, size: int) -> bytes:
-        return read_range(self._fs, self._path, size, at)
+        return read_range(self._fs, self.path, size, at)

@@ -136,6 +136,11 @@ def disk_errors() -> Iterator[None]:
     """Turn the OSError of a task into a StoreError, which Spark hands to the driver as it is."""
     try:
         yield
+    except FileNotFoundError as gone:
+        raise StoreError(
+            f"{gone.filename} is gone: if retention has removed it meanwhile, run the job again;"
+            " the store was not changed"
+        ) from gone
     except OSError as failure:
         if failure.errno in NO_ROOM:
             raise StoreFullError(

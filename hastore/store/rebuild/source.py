@@ -60,9 +60,7 @@ def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
                     " node or a backup"
                 )
         limits = read_limits(fs, root)
-        first = files.first_record_start(found) if found else 0
-        if limits is not None:
-            first = max(limits.first_offset, found[0].start) if found else limits.first_offset
+        first = _first(files, found, limits)
         limit = NO_LIMIT
         if in_use:
             with StoreReader(root, fs=fs) as reader:
@@ -75,6 +73,18 @@ def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
                 limit = min(limit, reader.limit_offset)
         clean = not fs.exists(f"{root}/abort")
         return Log(root, tuple(found), first, limit, limits, clean, files.ledger is not None)
+
+
+def first_now(fs: FileSystem, root: str) -> int:
+    """Return where a store's log begins by now: retention may run meanwhile. Raises StoreError."""
+    with contextlib.closing(LogFiles(root, fs)) as files:
+        return _first(files, files.list(), read_limits(fs, root))
+
+
+def _first(files: LogFiles, found: Sequence[LogFile], limits: Limits | None) -> int:
+    if limits is not None:
+        return max(limits.first_offset, found[0].start) if found else limits.first_offset
+    return files.first_record_start(found) if found else 0
 
 
 def used_end(fs: FileSystem, log: Log) -> int:

@@ -14,7 +14,8 @@ from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store import replay as replay_service
 from hastore.store.append.results import own_records
 from hastore.store.derived.deliveries import read_delays
-from hastore.store.rebuild import extract
+from hastore.store.derived.index_file import HEADER, IndexHeader
+from hastore.store.rebuild import compare, extract
 from hastore.store.rebuild.layout import RangeTask, Sizes, find_sizes, run_here
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from hastore.store.state.marker_files import LockFile
@@ -424,6 +425,89 @@ def test_an_index_that_began_with_older_records_is_no_difference(tmp_path):
     (store / "commitlog" / f"{0:020}").unlink()
     assert difference_of(store, tmp_path) is None
     assert ENTRIES > 150  # all keys are in one file
+
+
+@pytest.fixture
+def live_store(tmp_path):
+    """A store that a node has open, whose queues and index have several files; its sizes."""
+    log = MemoryLog(file_size=8192)
+    records = fill(log, 300)
+    write_log(tmp_path / "store", log)
+    sizes = Sizes(10, SLOTS, 40)
+    rebuild_in_place(REAL, str(tmp_path / "store"), sizes, how())
+    lock = LockFile(REAL, str(tmp_path / "store"))
+    lock.acquire()
+    yield tmp_path / "store", sizes, records
+    lock.release()
+
+
+def remove_before(store, offset):
+    """Remove the files of queues and index that have only records before an offset of the log."""
+    removed = []
+    for path in [*store.glob("consumequeue/*/*/*"), *store.glob("index/*")]:
+        data = path.read_bytes()
+        if path.parent.name == "index":
+            last = IndexHeader(*HEADER.unpack(data[: HEADER.size])).end_offset
+        else:
+            last = max(int.from_bytes(data[at : at + 8]) for at in range(0, len(data), 20))
+        if last < offset:
+            path.unlink()
+            removed.append(path.parent.name)
+    return removed
+
+
+def test_what_retention_removes_meanwhile_is_no_difference(live_store, tmp_path, monkeypatch):
+    store, sizes, _ = live_store
+    files = sorted((store / "commitlog").iterdir())
+    removed = []
+
+    def read_then_remove(name, function, tasks):
+        """Run the tasks; at their end a node's retention begins with queues and index."""
+        yield from run_here(name, function, tasks)
+        if name == "build":
+            removed.extend(remove_before(store, int(files[2].name)))
+
+    def remove_log(_seconds):
+        """Remove one more file of the log, while the comparison waits."""
+        next(path for path in files if path.exists()).unlink()
+
+    monkeypatch.setattr(compare.time, "sleep", remove_log)
+    _, difference = rebuild_to_verify(
+        REAL, str(store), str(tmp_path / "work"), sizes, how(runner=read_then_remove)
+    )
+    assert difference is None
+    assert {"0", "index"} <= set(removed)
+    assert [path.exists() for path in files[:3]] == [False, False, True]
+
+
+@pytest.mark.parametrize("kind", ["consumequeue", "index"])
+def test_files_that_retention_did_not_remove_are_a_difference(
+    live_store, tmp_path, monkeypatch, kind
+):
+    store, sizes, records = live_store
+    monkeypatch.setattr(compare, "RETENTION_S", 0.0)
+    path = sorted(path for path in store.rglob(f"{kind}/**/*") if path.is_file())[0]
+    path.unlink()
+    _, difference = rebuild_to_verify(REAL, str(store), str(tmp_path / "work"), sizes, how())
+    if kind == "consumequeue":
+        assert (difference.path, difference.found) == (str(path), "nothing")
+    else:
+        assert difference.place == "entry 1"
+        assert f"offset {records[0].physical_offset})" in difference.expected
+
+
+def test_a_log_file_that_is_gone_meanwhile_is_named_with_the_remedy(live_store, tmp_path):
+    store, sizes, _ = live_store
+    file = min((store / "commitlog").iterdir())
+
+    def remove_then_read(name, function, tasks):
+        file.unlink(missing_ok=True)
+        return run_here(name, function, tasks)
+
+    with pytest.raises(StoreError, match=f"^{file} is gone: .*run the job again; the store was"):
+        rebuild_to_verify(
+            REAL, str(store), str(tmp_path / "work"), sizes, how(runner=remove_then_read)
+        )
 
 
 def test_lost_queues_of_inner_batches(tmp_path):
