@@ -47,7 +47,7 @@ from hastore.pipeline.read_positions import (
     positions_as_state,
     unread,
 )
-from hastore.pipeline.running import Start, Stopwatch, run_action
+from hastore.pipeline.running import Start, Stopwatch, check_session, run_action
 from hastore.pipeline.target import Target, check_compression, check_folders, folder_of
 from hastore.pipeline.where import Where, as_option, servers_option
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -123,6 +123,7 @@ def compact(
     Raises UsageError for wrong arguments, and PositionLostError if the log was cut after an earlier
     run. The target changes at once, when the run ends; a run that dies changes nothing.
     """
+    check_session(spark)
     return compact_with(lambda: spark, where, target, options, progress=progress)
 
 

@@ -26,6 +26,7 @@ from hastore.pipeline.delta import DeltaLog
 from hastore.pipeline.delta_objects import options_of
 from hastore.pipeline.parquet_files import OpenFile, TaskFiles, parquet_writer
 from hastore.pipeline.places import Bucket, is_bucket, place_of
+from hastore.pipeline.running import check_session
 from hastore.pipeline.target import (
     StagedFile,
     check_compression,
@@ -66,6 +67,7 @@ class DeltaBatches:
         from deltalake.exceptions import DeltaError
 
         session = frame.sparkSession
+        check_session(session)
         query = session.sparkContext.getLocalProperty(QUERY_ID)
         if query is None:
             raise HastoreError(

@@ -43,7 +43,7 @@ from hastore.pipeline.read_positions import (
     positions_as_state,
     unread,
 )
-from hastore.pipeline.running import Start, Stopwatch, run_tasks
+from hastore.pipeline.running import Start, Stopwatch, check_session, run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_folders
 from hastore.pipeline.where import Where, as_option
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -198,6 +198,7 @@ def export(
     were exported, and StoreFullError, which says how much is exported. Whatever happens, the target
     has each message of its committed ranges once.
     """
+    check_session(spark)
     return export_with(lambda: spark, where, target, options, progress=progress)
 
 

@@ -17,7 +17,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL, shared_as
 from hastore.pipeline.progress import JobProgress
-from hastore.pipeline.running import run_tasks
+from hastore.pipeline.running import check_session, run_tasks
 from hastore.store.rebuild.layout import Sizes, find_sizes
 from hastore.store.rebuild.rebuild import (
     RANGE_BYTES,
@@ -88,6 +88,7 @@ def run_index(
     in the middle of the log, StoreFullError, StoreError. After an error the store is as it was.
     """
     began_ms = SYSTEM_CLOCK.monotonic_ms()
+    check_session(spark)
     _check(options)  # the functions that do the work check the folders
     sizes = _sizes(options)
 

@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import hastore.errors
-from hastore.errors import HastoreError, StoreFullError
+from hastore.errors import HastoreError, StoreFullError, UsageError
 from hastore.pipeline.progress import JobProgress
 from hastore.spark.registering import register
 from hastore.spark.session import END_SEEN_S, end_jvm, end_session, jvm_end, local_session
@@ -89,6 +89,16 @@ def _end(pids: set[int]) -> None:
 
 
 Start = Callable[[], SparkSession]  # starts Spark, or returns the session that it has started
+
+
+def check_session(spark: SparkSession) -> None:
+    """Raise UsageError for a session of Spark Connect, which cannot run the jobs' tasks."""
+    if getattr(spark, "sparkContext", None) is None:
+        raise UsageError(
+            "jobs and DeltaBatches cannot run in a session of Spark Connect: give them a session of"
+            " hastore.spark.session.local_session, or of a driver program, or run the command"
+            " hastore pipeline"
+        )
 
 
 class Stopwatch:

@@ -27,7 +27,7 @@ from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.lag import MINUTE_MS, POINTS_MAX, LagLines, sample_lag
 from hastore.pipeline.plots import OTHERS, SHOWN_MS, draw
 from hastore.pipeline.progress import JobProgress
-from hastore.pipeline.running import Start, Stopwatch, run_action
+from hastore.pipeline.running import Start, Stopwatch, check_session, run_action
 from hastore.pipeline.where import Where
 from hastore.spark.options.offsets import parse_instant
 from hastore.spark.read.backend import spans_of
@@ -97,6 +97,7 @@ def run_stats(
 
     Raises UsageError, StoreError, UnreachableError. After an error no file is left half-written.
     """
+    check_session(spark)
     return stats_with(lambda: spark, where, options, progress)
 
 

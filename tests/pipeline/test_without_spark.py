@@ -1,18 +1,23 @@
 """Jobs that find nothing to do end without Spark: what is new is looked up before it is started."""
 
 import json
+from typing import NamedTuple
 
 import pytest
 
 from hastore.cli.common import run_code
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
+from hastore.errors import UsageError
 from hastore.pipeline import export as export_job
 from hastore.pipeline import lag, running
-from hastore.pipeline.compact import COLUMNS
+from hastore.pipeline.audit.job import audit
+from hastore.pipeline.compact import COLUMNS, compact
+from hastore.pipeline.delta_stream import DeltaBatches
 from hastore.pipeline.export import export
+from hastore.pipeline.index import IndexOptions, run_index
 from hastore.pipeline.read_positions import end_positions, positions_as_state
-from hastore.pipeline.stats import StatsOptions
+from hastore.pipeline.stats import StatsOptions, run_stats
 from hastore.pipeline.target import Target
 from hastore.pipeline.where import Where
 from hastore.spark.options.offsets import GlobalTimestamp
@@ -151,3 +156,31 @@ def test_the_start_of_spark_is_not_in_the_seconds_of_a_job(monkeypatch):
     assert watch.start() == "session"
     now[0] += 2
     assert watch.seconds == 3
+
+
+class Connected:
+    """A session of Spark Connect, as far as the jobs look at it."""
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        lambda spark, store, target: export(spark, Where(store, topics=("t",)), target),
+        lambda spark, store, target: compact(spark, Where(store, topics=("t",)), target),
+        lambda spark, store, target: audit(spark, store, store),
+        lambda spark, store, target: run_index(spark, IndexOptions(store, output=target)),
+        lambda spark, store, target: run_stats(spark, Where(store), StatsOptions()),
+        lambda spark, store, target: DeltaBatches(target)(Frame(spark), 0),
+    ],
+    ids=["export", "compact", "audit", "index", "stats", "DeltaBatches"],
+)
+def test_a_session_of_spark_connect_is_refused_with_the_remedy(store, tmp_path, job):
+    with pytest.raises(UsageError, match="session of Spark Connect: give them a session of"):
+        job(Connected(), str(store), str(tmp_path / "target"))
+    assert not (tmp_path / "target").exists()
+
+
+class Frame(NamedTuple):
+    """What `foreachBatch` passes, as far as DeltaBatches looks at it first."""
+
+    sparkSession: Connected  # noqa: N815

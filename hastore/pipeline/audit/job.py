@@ -116,8 +116,9 @@ def audit(
     difference is certain. Raises UsageError for wrong arguments, UnreachableError if a node does
     not answer, StoreError if a store cannot be read, HastoreError if there is nothing to compare.
     """
-    from hastore.pipeline.running import run_tasks
+    from hastore.pipeline.running import check_session, run_tasks
 
+    check_session(spark)
     cores = spark.sparkContext.defaultParallelism
     runner = partial(run_tasks, spark, "audit", run_task)
     return compare(
