@@ -19,7 +19,13 @@ from hastore.spark.options.source_options import StreamOptions, parse_stream_opt
 from hastore.spark.read.planning import open_backend, open_head
 from hastore.spark.stream_driver import StreamDriver
 from hastore.spark.stream_offsets import from_json, next_offsets, to_json
-from hastore.spark.worker import check_zone, end_quietly, session_zone, short_errors
+from hastore.spark.worker import (
+    check_zone,
+    end_quietly,
+    end_with_parent,
+    session_zone,
+    short_errors,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,6 +112,7 @@ class HastoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _drive(self) -> StreamDriver:
         if self._driver is None:
+            end_with_parent()
             project(self._schema)  # refuses a wrong schema before the first batch
             self._driver = StreamDriver(open_head(self._options.source), self._options)
         return self._driver

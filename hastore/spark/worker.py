@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -71,6 +72,7 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 
 _IS_SPARKS = "SPARK_PYTHON_RUNTIME"  # Spark sets it in its Python processes
+_WATCH, _WATCH_STEP_S = "hastore-parent", 1.0
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # Spark reads it when it reports an exception
 _PUSHES_FILTERS = os.path.join("pyspark", "sql", "worker", "data_source_pushdown_filters.py")
 ZONE = "spark.sql.session.timeZone"
@@ -139,6 +141,23 @@ def _daemon_frame() -> FrameType | None:
         ):
             return frame if {"sock", "outfile"} <= frame.f_locals.keys() else None
     return None
+
+
+def end_with_parent() -> None:
+    """Let this process of a stream's source end when Spark's JVM, which has started it, has ended.
+
+    Nobody else ends it: a source that waits for nodes would outlive the JVM for as long as it may
+    wait. In other processes than Spark's this does nothing.
+    """
+    if _IS_SPARKS not in os.environ or _WATCH in (one.name for one in threading.enumerate()):
+        return
+    threading.Thread(target=_watch, args=(os.getppid(),), name=_WATCH, daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_WATCH_STEP_S)
+    os._exit(1)
 
 
 def is_told_filters() -> bool:

@@ -1,10 +1,14 @@
-"""A worker whose connection Spark has closed ends without a traceback."""
+"""A worker ends quietly if Spark has closed its connection, and a stream's process with the JVM."""
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from hastore.spark.worker import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The part of pyspark.daemon that prints: Spark's `worker` flushes its output when a task has ended.
@@ -80,3 +84,37 @@ def test_other_broken_connections_are_errors(tmp_path):
     done = run(tmp_path, "open", "a, b = socket.socketpair(); b.close(); a.send(b'x')")
     assert done.returncode == 3
     assert "BrokenPipeError" in done.stderr
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, text=True,
+                         stderr=subprocess.PIPE)
+child.stderr.readline()
+print("the parent ends", flush=True)
+"""
+CHILD = """
+import sys, threading, time
+from hastore.spark.worker import end_with_parent
+end_with_parent()
+end_with_parent()
+print(threading.active_count(), file=sys.stderr, flush=True)
+time.sleep(600)
+print("the child was left", flush=True)
+"""
+
+
+def test_a_streams_process_ends_with_the_jvm_that_has_started_it():
+    """It holds the output open, so the run ends once both have ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT, CHILD], env={**os.environ, "SPARK_PYTHON_RUNTIME": "x"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "the parent ends\n", done.stderr
+
+
+def test_other_processes_do_not_watch_their_parent(monkeypatch):
+    monkeypatch.delenv("SPARK_PYTHON_RUNTIME", raising=False)
+    before = threading.active_count()
+    end_with_parent()
+    assert threading.active_count() == before
