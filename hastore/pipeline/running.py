@@ -93,7 +93,7 @@ Start = Callable[[], SparkSession]  # starts Spark, or returns the session that 
 
 def check_session(spark: SparkSession) -> None:
     """Raise UsageError for a session of Spark Connect, which cannot run the jobs' tasks."""
-    if getattr(spark, "sparkContext", None) is None:
+    if type(spark).__module__.startswith("pyspark.sql.connect."):
         raise UsageError(
             "jobs and DeltaBatches cannot run in a session of Spark Connect: give them a session of"
             " hastore.spark.session.local_session, or of a driver program, or run the command"

@@ -159,7 +159,9 @@ def test_the_start_of_spark_is_not_in_the_seconds_of_a_job(monkeypatch):
 
 
 class Connected:
-    """A session of Spark Connect, as far as the jobs look at it."""
+    """A session of Spark Connect, as far as the jobs look at it: its client is not installed."""
+
+    __module__ = "pyspark.sql.connect.session"
 
 
 @pytest.mark.parametrize(
