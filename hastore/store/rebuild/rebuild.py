@@ -49,7 +49,15 @@ from hastore.store.rebuild.layout import (
     Steps,
     disk_errors,
 )
-from hastore.store.rebuild.source import Log, fingerprint, join, open_log, ranges, used_end
+from hastore.store.rebuild.source import (
+    NO_LIMIT,
+    Log,
+    fingerprint,
+    join,
+    open_log,
+    ranges,
+    used_end,
+)
 from hastore.store.rebuild.write import (
     BucketResult,
     BucketTask,
@@ -156,13 +164,29 @@ def rebuild_to_verify(
     root, work = os.path.abspath(root), os.path.abspath(work)
     check_store(fs, root, in_place=False, index=how.index)
     with _log_of(fs, root) as log:
-        rebuild = Rebuild(fs, log, sizes, work, how)
+        in_use = log.limit != NO_LIMIT
         try:
-            built = rebuild.build()
-            found = compare(fs, root, built.new, log, built.end_offset, sizes, index=how.index)
-            return built, found
-        finally:
-            rebuild.discard()
+            built, found = _verify(fs, log, work, sizes, how)
+            if found is None or not in_use:
+                return built, found
+        except CorruptRecordError:
+            if not in_use:
+                raise
+    # A failover may have cut the log meanwhile: only what is wrong with it by now is a difference.
+    with _log_of(fs, root) as log:
+        return _verify(fs, log, work, sizes, how)
+
+
+def _verify(
+    fs: FileSystem, log: Log, work: str, sizes: Sizes, how: How
+) -> tuple[Built, WrongFile | None]:
+    rebuild = Rebuild(fs, log, sizes, work, how)
+    try:
+        built = rebuild.build()
+        found = compare(fs, log.root, built.new, log, built.end_offset, sizes, index=how.index)
+        return built, found
+    finally:
+        rebuild.discard()
 
 
 def put_in_place(

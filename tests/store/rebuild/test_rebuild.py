@@ -496,6 +496,33 @@ def test_files_that_retention_did_not_remove_are_a_difference(
         assert f"offset {records[0].physical_offset})" in difference.expected
 
 
+@pytest.mark.parametrize("after", ["read the log", "build"])
+def test_what_a_cut_of_the_log_changes_meanwhile_is_no_difference(live_store, tmp_path, after):
+    store, sizes, _ = live_store
+    other = tmp_path / "other"  # the store after the cut, with other records behind it
+    log = MemoryLog(file_size=8192)
+    records = fill(log, 250)
+    while log.max_offset < 30_000:
+        fill_one(log, "other", records)
+    write_log(other, log)
+    rebuild_in_place(REAL, str(other), sizes, how())
+    cuts = []
+
+    def read_then_cut(name, function, tasks):
+        yield from run_here(name, function, tasks)
+        if name == after and not cuts:
+            cuts.append(name)
+            for kind in ("commitlog", "consumequeue", "index"):
+                shutil.rmtree(store / kind)
+                shutil.copytree(other / kind, store / kind)
+
+    built, difference = rebuild_to_verify(
+        REAL, str(store), str(tmp_path / "work"), sizes, how(runner=read_then_cut)
+    )
+    assert cuts and difference is None
+    assert built.records == len(records)
+
+
 def test_a_log_file_that_is_gone_meanwhile_is_named_with_the_remedy(live_store, tmp_path):
     store, sizes, _ = live_store
     file = min((store / "commitlog").iterdir())
