@@ -13,7 +13,6 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,6 +22,7 @@ import pyspark
 from pyspark import TaskContext
 
 from hastore.errors import HastoreError, UsageError
+from hastore.service import Service, raise_failure
 
 MIN_SPARK = (4, 2)  # the first in which a Python source limits what a stream's batch reads
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -149,15 +149,22 @@ def end_with_parent() -> None:
     Nobody else ends it: a source that waits for nodes would outlive the JVM for as long as it may
     wait. In other processes than Spark's this does nothing.
     """
-    if _IS_SPARKS not in os.environ or _WATCH in (one.name for one in threading.enumerate()):
-        return
-    threading.Thread(target=_watch, args=(os.getppid(),), name=_WATCH, daemon=True).start()
+    if _IS_SPARKS in os.environ and _WATCH not in (one.name for one in threading.enumerate()):
+        _ParentWatch().start()
 
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_WATCH_STEP_S)
-    os._exit(1)
+class _ParentWatch(Service):
+    """Ends this process when the process that has started it has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(_WATCH, on_failure=raise_failure)
+        self._parent = os.getppid()
+
+    def run(self) -> None:
+        while os.getppid() == self._parent:
+            if self.stopping.wait(_WATCH_STEP_S):
+                return
+        os._exit(1)
 
 
 def is_told_filters() -> bool:
