@@ -6,7 +6,7 @@ If a node has the store open, its newer records are ignored, and so are those th
 removes meanwhile.
 """
 
-import time
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -81,8 +81,12 @@ class _Retention:
         while not look(self.first()):
             if not self._in_use or SYSTEM_CLOCK.monotonic_ms() >= end_ms:
                 return False
-            time.sleep(_STEP_S)
+            _pause()
         return True
+
+
+def _pause() -> None:
+    threading.Event().wait(_STEP_S)
 
 
 def _queues(fs: FileSystem, folder: str) -> Iterator[str]:

@@ -467,11 +467,11 @@ def test_what_retention_removes_meanwhile_is_no_difference(live_store, tmp_path,
         if name == "build":
             removed.extend(remove_before(store, int(files[2].name)))
 
-    def remove_log(_seconds):
+    def remove_log():
         """Remove one more file of the log, while the comparison waits."""
         next(path for path in files if path.exists()).unlink()
 
-    monkeypatch.setattr(compare.time, "sleep", remove_log)
+    monkeypatch.setattr(compare, "_pause", remove_log)
     _, difference = rebuild_to_verify(
         REAL, str(store), str(tmp_path / "work"), sizes, how(runner=read_then_remove)
     )
