@@ -85,6 +85,6 @@ def test_a_read_only_file_system(small_disk: Path) -> None:
     with opened(root) as store:
         put(store, message(0))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StoreError, match="store.root"):
+    with pytest.raises(StoreError, match="mounted read-only"):
         MessageStore(config(root), store_host=HOST).open()
     assert os.path.exists(root / "commitlog")

@@ -444,8 +444,8 @@ class ConsumerCore(Core):
         Reading would begin at the end then, and hide what lies before.
         """
         why = (
-            f'start="latest": only the master can say that group {group} has no position in topic '
-            f"{self.topic} yet"
+            f'start="latest": only the master can say that group {group} has no position yet in '
+            f"topic {self.topic}"
         )
         if not self._lacks_master:
             self._not_prepared = UnreachableError(f"{why}, and no master has answered")
@@ -456,7 +456,11 @@ class ConsumerCore(Core):
         except UnreachableError as failure:
             if not self._lacks_master:  # who polls hears nothing else
                 self._lacks_master = True
-                log.warning("%s: %s; it goes on asking", why, failure)
+                log.warning(
+                    'start="latest" waits for the master, since only that can say that group %s '
+                    "has no position yet in topic %s: %s",
+                    group, self.topic, failure,
+                )  # fmt: skip
             raise UnreachableError(f"{why}: {failure}") from failure
         self._lacks_master = False
         return expect(api.Positions, reply).positions

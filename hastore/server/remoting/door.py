@@ -71,8 +71,8 @@ class RemotingRequest:
     """
 
     __slots__ = (
-        *("address", "again", "came_ms", "connection", "frame", "is_answered", "reply", "tries"),
-        *("undone", "unknown"),
+        *("address", "again", "came_ms", "connection", "frame", "is_answered", "place", "reply"),
+        *("tries", "undone", "unknown"),
     )
 
     def __init__(
@@ -95,6 +95,7 @@ class RemotingRequest:
         self.undone = undone
         self.again = again
         self.tries = 0  # how often it has been refused for now
+        self.place = 0  # among those that were, in the order in which they came
         self.is_answered = False
 
     @property

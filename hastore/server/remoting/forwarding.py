@@ -22,6 +22,7 @@ bounded as those of puts are.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import logging
 import socket
 from bisect import insort, insort_left
@@ -212,6 +213,7 @@ class Forwarding:
         self._held: deque[Waiting] = deque()  # who must be refused first, comes first
         self._held_bytes = 0
         self._lacking: deque[RemotingRequest] = deque()  # for want of slaves; who came first
+        self._places = itertools.count()
         self._lacking_bytes = 0  # of their bodies
         self._lacks_ms: float | None = None  # since when slaves are missing
         self._lacked_ms = 0.0  # when that was last met
@@ -295,7 +297,9 @@ class Forwarding:
             self._counts.refused += 1
             return False
         self._counts.held += request.tries == 1
-        insort(self._lacking, request, key=_came_ms)
+        if request.tries == 1:
+            request.place = next(self._places)
+        insort(self._lacking, request, key=_place)
         self._lacking_bytes += size
         self._tick_soon(now)
         return True
@@ -839,8 +843,9 @@ def _until_ms(waiting: Waiting) -> float:
     return waiting.until_ms
 
 
-def _came_ms(request: RemotingRequest) -> float:
-    return request.came_ms
+def _place(request: RemotingRequest) -> int:
+    """Return what keeps the order of a client; times do not: links between nodes have delays."""
+    return request.place
 
 
 @lru_cache(4_096)

@@ -673,6 +673,26 @@ def test_a_new_master_lets_puts_wait_for_its_slaves(make_group: Callable[..., Gr
         assert client.answer_of(opaque).fields["by"] == "1"
 
 
+def test_what_waits_for_slaves_keeps_its_order_whatever_the_links_delays_are(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.backend.unconfirmable = "0 of 1 slaves in sync"
+    one.does = confirmed(one)
+    ages = itertools.count(0, 10)  # as if each came sooner over the link than the one before
+    monkeypatch.setattr(
+        forwarding, "ClientRequest",
+        lambda host, port, data, _age_ms: ClientRequest(host, port, data, next(ages)),
+    )  # fmt: skip
+    client = group.client(two)
+    asked = [client.send(PUT, {"n": str(n)}) for n in range(20)]
+    until(lambda: one.forwarding.waiting == len(asked))
+    one.backend.unconfirmable = None
+    for number, opaque in enumerate(asked):
+        assert client.answer_of(opaque).fields["n"] == str(number)
+
+
 def test_a_new_master_lets_sends_wait_for_the_topics_of_a_broker(
     make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
