@@ -357,11 +357,29 @@ class _Run:
     def _require_room(self, size: int) -> None:
         free = self._target.free_bytes()
         if free is not None and size > free:
+            self._remove_leftovers()
+            free = self._target.free_bytes()
+        if free is not None and size > free:
             raise StoreFullError(
                 f"{self._target.name} has {free:,} bytes free of the {size:,} that this backup"
                 " needs; nothing was copied, the backups before are as they were",
                 needed_bytes=size,
             )
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a run that was killed has left: else it would keep each later one out.
+
+        Only a target that knows its room comes here. It is locked, so no run beside this one writes
+        there.
+        """
+        if self._bad:  # they may need anything
+            return
+        needed = {name for one in self._backups for name in one.objects}
+        needed |= {one.name for one in self._pieces}
+        for name in [name for name in self._names if name.partition("/")[0] in (LOG, STATE)]:
+            if name not in needed:
+                self._target.remove(name)
+                del self._names[name]
 
     # -- the manifest ----------------------------------------------------------------------------
 

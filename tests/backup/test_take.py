@@ -11,7 +11,14 @@ import pytest
 from hastore.backup import take as taking
 from hastore.backup import target as targets
 from hastore.backup.backups import find_backup, read_manifests, verify_backup
-from hastore.backup.manifest import PARTIAL, digest, encode_manifest, number_of
+from hastore.backup.manifest import (
+    PARTIAL,
+    decode_manifest,
+    digest,
+    encode_manifest,
+    manifest_name,
+    number_of,
+)
 from hastore.backup.source import Source
 from hastore.backup.take import Pace, take_backup
 from hastore.backup.target import LocalTarget, open_target
@@ -221,6 +228,51 @@ def test_a_full_disk_at_the_target(node, place, monkeypatch):
     with pytest.raises(StoreFullError, match="1,000 bytes free"):
         take(node.config, place)
     assert manifests(place) == [1]
+
+
+class Killed(LocalTarget):
+    """A target whose run is killed after its second piece: nothing is removed then."""
+
+    pieces = 0
+
+    @contextlib.contextmanager
+    def new(self, name):
+        with super().new(name) as writer:
+            yield writer
+        self.pieces += 1
+        if self.pieces == 2:
+            raise KeyboardInterrupt
+
+
+class Small(LocalTarget):
+    """A target with so much room for its objects."""
+
+    def __init__(self, path, room):
+        super().__init__(path)
+        self.room = room
+
+    def free_bytes(self):
+        return self.room - sum(self.objects().values())
+
+
+def test_what_a_killed_run_has_left_keeps_no_later_run_from_its_room(node, place):
+    before = take(node.config, place).manifest
+    fill(node, 9 * FILE_SIZE)
+    with Source(node.config) as source, pytest.raises(KeyboardInterrupt):
+        take_backup(node.config, Killed(str(place)), source)
+    there = objects(place)
+    noted = decode_manifest((place / PARTIAL).read_bytes()).end_offset
+    left = [n for n in there if n.startswith(f"log/{noted:020d}-")]
+    assert len(left) == 1, "the killed run has left a piece that nothing names"
+    room = sum(there.values()) + node.store.readable_offset - noted - 1
+    (place / manifest_name(1)).write_bytes(b"torn".ljust(there[manifest_name(1)]))
+    with pytest.raises(StoreFullError):
+        take(node.config, Small(str(place), room))
+    assert objects(place).keys() == there.keys(), "a damaged manifest may need anything"
+    (place / manifest_name(1)).write_bytes(encode_manifest(before))
+    taken = take(node.config, Small(str(place), room))
+    assert taken.kept_bytes == noted and left[0] not in objects(place)
+    assert check(place) == taken.manifest
 
 
 def test_a_torn_manifest_is_no_backup_and_none_before_it_is_taken_for_it(node, place):
