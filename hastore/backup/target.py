@@ -111,13 +111,13 @@ class LocalTarget:
     def objects(self) -> dict[str, int]:
         """Return the objects that are there, with their sizes."""
         fs, root = self._fs, self.name
-        found = [
-            f"{folder}/{name}" for folder in FOLDERS for name in fs.list_dir(f"{root}/{folder}")
-        ]
-        if fs.exists(f"{root}/{PARTIAL}"):
-            found.append(PARTIAL)
         sizes: dict[str, int] = {}
         with self._named():
+            found = [
+                f"{folder}/{name}" for folder in FOLDERS for name in fs.list_dir(f"{root}/{folder}")
+            ]
+            if fs.exists(f"{root}/{PARTIAL}"):
+                found.append(PARTIAL)
             for name in found:
                 with contextlib.suppress(FileNotFoundError):  # a run beside this one removed it
                     sizes[name] = size_of(fs, f"{root}/{name}")
@@ -199,7 +199,9 @@ class LocalTarget:
         except OSError as failure:
             if failure.errno in NO_ROOM:
                 raise StoreFullError(f"{self.name}: no room: {failure}") from failure
-            raise StoreError(f"{self.name}: {failure}") from failure
+            denied = isinstance(failure, PermissionError)
+            remedy = "; run the command as the user who owns it" if denied else ""
+            raise StoreError(f"{self.name}: {failure}{remedy}") from failure
 
 
 class _Appender:

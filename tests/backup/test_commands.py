@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.backup.kit import FILE_SIZE, fill, running
-from tests.cli.kit import hastore
+from tests.cli.kit import as_another_user, hastore
 from tests.process.harness import Group as Processes
 from tests.process.harness import hastore as process
 from tests.store.kit import scribble
@@ -152,6 +152,11 @@ def test_errors(files, tmp_path):
     assert hastore("backup", "verify", place).returncode == 2
     assert hastore("backup", "list", place, "--max-age", "3600").returncode == 4
     assert hastore("restore", place).stderr == f"error: {place} has no backup\n"
+    (tmp_path / "file").write_bytes(b"")
+    for command in (("backup", "list"), ("backup", "verify"), ("restore",)):
+        done = hastore(*command, str(tmp_path / "file"))
+        assert done.returncode == 3, "the target is not readable, as on a disk that has failed"
+        assert done.stderr.startswith(f"error: {tmp_path}/file: ") and done.stderr.count("\n") == 1
     other = write_file(tmp_path / "9.yaml", 9, [9], tmp_path / "nothing", **ALONE)
     done = hastore("backup", "take", "-c", other, place)
     assert done.returncode == 2 and "no store of a node that has run" in done.stderr
@@ -161,6 +166,10 @@ def test_errors(files, tmp_path):
     theirs = write_file(tmp_path / "8.yaml", 1, [1], tmp_path / "node1", group="h", **ALONE)
     hastore("backup", "take", "-c", file, place)
     assert "another group" in hastore("backup", "take", "-c", theirs, place).stderr
+    os.chmod(f"{place}/manifests", 0)
+    with as_another_user():
+        done = hastore("backup", "list", place)
+    assert done.returncode == 3 and "run the command as the user who owns it" in done.stderr
 
 
 @pytest.mark.full
