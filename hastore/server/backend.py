@@ -137,6 +137,10 @@ class BaseBackend:
         """Return why this node serves no reads; None while it does."""
         return None
 
+    def _full_follower(self) -> str | None:
+        """Return why a node that follows a master takes nothing; None while its disk has room."""
+        raise NotImplementedError
+
     def positions_wait(self) -> bool:
         """Whether this node is the master and does not know its groups' positions yet."""
         return False
@@ -242,13 +246,14 @@ class BaseBackend:
         """Return why this node does not serve its role; None while it does.
 
         A master serves while it takes puts that do not set `acks`; another node while it follows a
-        master, so that its readers get what is new.
+        master, and its disk has room, so that its readers get what is new.
         """
         reason, role_reason = self.writable_reason(), self._role_reason()
         if role_reason is None or reason != role_reason:  # the master; or the node ends, or is full
             return self._refused_by_default(reason)
         blocked = self.store.replay.blocked_reason
-        return self.outdated() or blocked or (None if self.reading_nodes() else role_reason)
+        stale = self.outdated() or blocked or self._full_follower()
+        return stale or (None if self.reading_nodes() else role_reason)
 
     def can_confirm(self, sync_flush: bool) -> str | None:
         """Return why a put with `acks` all cannot be confirmed now; None if it can."""
@@ -346,6 +351,11 @@ class NodeBackend(BaseBackend):
             except StoreFullError:
                 self._full = True  # puts are refused until there is room again
                 raise
+
+    def _full_follower(self) -> str | None:
+        """Return why a node that follows a master takes nothing; None while its disk has room."""
+        client = self._roles.client
+        return None if client is None else client.full
 
     def _role_reason(self) -> str | None:
         return None if self._member.open_epoch else self._not_master_reason()
@@ -612,6 +622,10 @@ class DLedgerBackend(BaseBackend):
     def outdated(self) -> str | None:
         """Return why this node serves no reads: it was removed; None while it is in the group."""
         return self._driver.outdated()
+
+    def _full_follower(self) -> str | None:
+        """Return why a node that follows a leader takes nothing; None while its disk has room."""
+        return self._driver.full()
 
     def _role_reason(self) -> str | None:
         refusal = self._driver.refusal()

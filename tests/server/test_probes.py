@@ -7,7 +7,9 @@ import pathlib
 import urllib.error
 import urllib.request
 
+from hastore.client import Producer
 from hastore.config.model import NodeAddress
+from hastore.errors import StoreFullError
 from hastore.server.base_node import BaseNode
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
@@ -73,3 +75,27 @@ def test_a_slave_whose_replay_is_blocked_is_not_ready(tmp_path: pathlib.Path) ->
             wait_for(lambda: both(slave) == (200, 503), "the link to the master")
             slave.backend.store.replay.blocked_reason = "replay stopped at offset 7: damaged"
             assert probe(slave, "/readyz") == (503, "replay stopped at offset 7: damaged\n")
+
+
+def test_a_node_that_follows_and_has_no_room_is_not_ready(tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(Ports()) as ports:
+        nodes = {number: NodeAddress(**each) for number, each in ports.addresses(2).items()}
+        with (
+            running(Node(config_in_group(tmp_path, 1, nodes), lambda: None)) as master,
+            running(Node(config_in_group(tmp_path, 2, nodes), lambda: None)) as slave,
+        ):
+            wait_for(lambda: both(slave) == (200, 503), "the link to the master")
+            wait_for(lambda: both(master) == (200, 200), "the slave in sync")
+            store = slave.backend.store
+            append = store.append_replica
+
+            def refuse(_offset: int, _data: object) -> int:
+                raise StoreFullError("no room")
+
+            store.append_replica = refuse  # type: ignore[method-assign]
+            with Producer([nodes[1].api], acks=1) as producer:
+                producer.send("t", b"x").result(60)
+            wait_for(lambda: both(slave) == (503, 503), "the full disk")
+            assert "is appended: no room" in probe(slave, "/readyz")[1]
+            store.append_replica = append  # type: ignore[method-assign]
+            wait_for(lambda: both(slave) == (200, 503), "room again")

@@ -240,6 +240,11 @@ class DLedgerDriver(Service):
         nodes = self.without_syncs()
         return sync_flush_refusal(nodes) if nodes else None
 
+    def full(self) -> str | None:
+        """Return why no entry is stored, such as a full disk; None while there is room."""
+        failure = self._room.failure
+        return None if failure is None else f"no entry is stored: {failure}"
+
     def outdated(self) -> str | None:
         """Return why what this node serves is not current; None while it is in the group."""
         core = self.core

@@ -43,7 +43,7 @@ class Receiver:
         self._epoch = epoch
         self._history = history
         self._bound: int | None = None
-        self._full = False
+        self.full: str | None = None  # why nothing is appended; None while there is room
 
     def begin(self) -> None:
         """Take over the entries that start at the log's end, before the first byte."""
@@ -81,7 +81,7 @@ class Receiver:
                 self._say_full(error)
                 while_full()
                 continue
-            self._full = False
+            self.full = None
             if room is None:
                 return
             offset += len(piece)
@@ -124,16 +124,16 @@ class Receiver:
                 while_full()
                 continue
             offset += moved
-            self._full = False
+            self.full = None
             size -= moved
 
     def _say_full(self, error: StoreFullError) -> None:
         """Log once, not at each try, that the disk is full."""
-        if not self._full and isinstance(error, NoLogFileError):
+        if self.full is None and isinstance(error, NoLogFileError):
             log.error("nothing is appended until the next log file can be made: %s", error)
-        elif not self._full:
+        elif self.full is None:
             log.error("the disk is full, nothing is appended until there is room: %s", error)
-        self._full = True
+        self.full = f"nothing of what the master sends is appended: {error}"
 
     def _check_epoch(self, mine: bool) -> None:
         if not mine:

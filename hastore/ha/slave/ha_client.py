@@ -62,6 +62,12 @@ class Follower(Service):
         """Whether a stream flows."""
         return self._stream is not None
 
+    @property
+    def full(self) -> str | None:
+        """Why nothing of the stream is appended, such as a full disk; None while it is."""
+        stream = self._stream
+        return None if stream is None else stream.full
+
     def drop_link(self) -> None:
         """Close the link, if there is one, and look for a master at once.
 

@@ -129,6 +129,11 @@ class SlaveStream:
                 raise ProtocolError(f"epoch {self.epoch} is not the promised epoch; trying again")
             member.gate.open(self.epoch)
 
+    @property
+    def full(self) -> str | None:
+        """Why nothing of what the master sends is appended; None while it is."""
+        return self._receiver.full
+
     def report(self, now_ms: float | None = None, *, full: bool = False) -> None:
         """Report the log's end at the ack point, if it grew or a heartbeat is due.
 

@@ -530,6 +530,8 @@ def test_a_leader_knows_whose_disk_is_full_and_when_no_majority_has_room(group, 
     monkeypatch.setattr(followers[0].store, "append_taken", full)
     leader.put_confirmed(b"y")
     wait_for(lambda: known() == {followers[0].number}, "one is full")
+    assert followers[0].driver.full() == "no entry is stored: no room"  # it is not ready
+    assert followers[1].driver.full() is None
     assert told() == []
     monkeypatch.setattr(followers[1].store, "append_taken", full)
     leader.put(b"z")
@@ -537,6 +539,7 @@ def test_a_leader_knows_whose_disk_is_full_and_when_no_majority_has_room(group, 
     assert f"disk of node {followers[0].number}, {followers[1].number}" in told()[0]
     monkeypatch.undo()
     wait_for(lambda: known() == set() and told() == [], "there is room again")
+    assert followers[0].driver.full() is None
     equal_logs(group)
 
 
