@@ -301,6 +301,13 @@ class ConsumeQueue:
         finally:
             self.next = self.files.end
 
+    def drop_from(self, queue_offset: int) -> None:
+        """Drop the blanks from a queue offset on; raises OSError."""
+        try:
+            self.files.drop_from(queue_offset)
+        finally:
+            self.next = self.files.end
+
     def rollback(self) -> None:
         """Forget the pending units."""
         self.pending.clear()
@@ -994,7 +1001,8 @@ class ConsumeQueueTable:
 
         If the queue begins again with it, all units of before are dropped, of both kinds: a topic
         that is made again may get the other one. A kind with later records, as of a replay that
-        goes over them once more, may have begun again since.
+        goes over them once more, may have begun again since. Blanks for inner batches that a cut
+        has taken make way, for as many messages as before, more or less.
         """
         place, before = record.queue_offset, []
         for queue in self._kinds(record.topic, record.queue_id):
@@ -1004,12 +1012,18 @@ class ConsumeQueueTable:
             else:
                 before.append(queue)
         taken = [queue for queue in before if queue.next > place]
-        has_records = any(queue.min_queue_offset < queue.next for queue in before)
-        if not taken or (
-            record.sys_flag & FLAG_INNER_BATCH
-            and has_records
-            and all(isinstance(one, ConsumeQueue) and one.is_blank_from(place) for one in taken)
+        if not taken:
+            return True
+        if (
+            (record.sys_flag & FLAG_INNER_BATCH or len(before) > 1)
+            and any(queue.min_queue_offset < queue.next for queue in before)
+            and len(taken) == 1
+            and isinstance(taken[0], ConsumeQueue)
+            and taken[0].is_blank_from(place)
         ):
+            taken[0].drop_from(place)
+            self._settle_begin(record.topic, record.queue_id)
+            self.grown.cuts += 1
             return True
         if not self._begins_again(record, before):
             return False

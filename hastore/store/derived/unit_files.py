@@ -441,6 +441,23 @@ class UnitFiles:
             self._cache.zero(self.path(starts[last]), count * size, rest, whole=whole)
         self.starts = starts[:keep]
 
+    def drop_from(self, unit: int) -> None:
+        """Move `end` back to `unit`; there are only blanks from there on. Raises OSError."""
+        starts, per_file = self.starts, self.units_per_file
+        kept = [start for start in starts if start < unit]
+        end = min(unit, kept[-1] + per_file) if kept else 0
+        self._tail, self._clean = None, False
+        self.starts, self.end = kept, end
+        for start in starts[len(kept) :]:
+            self._cache.remove(self.path(start))
+        if kept:
+            at, size = end - kept[-1], self.unit_bytes
+            self._cache.zero(self.path(kept[-1]), at * size, (per_file - at) * size, whole=True)
+            self._note_tail(*self.place(end - 1))
+        self._changes += 1  # now: as in `cut`
+        self._clean = True
+        self.skip_to(unit)  # the file of `unit` may not have been there
+
     def delete_before(self, min_offset: int) -> None:
         """Remove whole files whose last record lies below `min_offset`; the last file stays."""
         starts = self.starts

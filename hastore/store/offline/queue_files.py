@@ -183,7 +183,9 @@ class QueueFiles:
         Blanks between two records may stand for inner batches, which the limit may cut off.
         """
         raw = queue.read(end - 1, 1)
-        offset, size, _ = UNIT.unpack(raw) if raw else (0, 0, 0)
+        if not raw:  # whole files of blanks are not there
+            return 0
+        offset, size, _ = UNIT.unpack(raw)
         if size != BLANK_UNIT_SIZE:
             return end
         known = queue.bounds(offset, limit) if offset else None  # of the first such blank

@@ -241,7 +241,41 @@ def test_replay_goes_on_anywhere_in_a_queue_of_both_kinds(
     assert "which an earlier record has" not in caplog.text
 
 
-@pytest.mark.parametrize("counts", [[1, 5, 1, 3, 1], [5, 1, 1, 5, 1], [1, 3 * UNITS, 1]])
+@pytest.mark.parametrize("cut", ["truncate", "load", "load unsynced"])
+@pytest.mark.parametrize("after", [[1, 1], [2, 1, 1], [UNITS, 1, 2, 1], [3]])
+@pytest.mark.parametrize(
+    "counts", [[1, 5, 1], [2, 3 * UNITS, 1], [5, UNITS, 3 * UNITS, 1], [1, UNITS, 1, 1, 3, 1]]
+)
+def test_what_comes_behind_a_cut_instead_of_batches_has_its_places(
+    tmp_path: Path, counts: list[int], after: list[int], cut: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The blanks for the batches stayed: single messages were in no queue, and its end too far."""
+    log = MemoryLog()
+    before = mixed(log, counts)
+    replayed(tmp_path / "whole", log).queues.flush()
+    for number, (_, at) in enumerate(before):
+        root = str(shutil.copytree(tmp_path / "whole", tmp_path / str(number)))
+        queues = ConsumeQueueTable(REAL, root, units_per_file=UNITS)
+        begin = queues.load(at.physical_offset if cut != "truncate" else 1 << 40, "un" not in cut)
+        if cut == "truncate":
+            queues.truncate(at.physical_offset)
+            begin = at.physical_offset
+        records = mixed(MemoryLog(), counts[:number] + after)
+        new = [dispatched(record, place) for place, record in records]
+        queues.dispatch([one for one in new if one.offset >= begin])
+        for place, record in records:
+            assert queues.read("T", 0, place, 1)[0].offset == record.physical_offset
+        assert queues.queue_range("T", 0) == (0, sum(counts[:number] + after))
+        queues.flush()
+        files = QueueFiles(root, REAL)
+        for place, record in records:
+            assert files.queue_range("T", 0, 0, record.physical_offset) == (0, place)
+    assert "which an earlier record has" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "counts", [[1, 5, 1, 3, 1], [5, 1, 1, 5, 1], [1, 3 * UNITS, 1], [UNITS, 1, 2 * UNITS, 1]]
+)
 def test_the_files_of_both_kinds_end_with_the_last_record_below_a_limit(
     tmp_path: Path, counts: list[int]
 ) -> None:
