@@ -102,6 +102,7 @@ class SendCore:
         # Topics whose queues the master is asked for, and when that is due; threads add to it.
         self._wanted: dict[str, float] = {}
         self._asked: dict[int, str] = {}  # these questions under way, by request number
+        self._guesses = False  # the first unsent entry waits for such an answer
         self._paused_until_ms = 0.0
         self._pauses = 0
         self._next_ask_ms = 0.0
@@ -180,7 +181,8 @@ class SendCore:
             until = min(until, max(first_ms + LATE_MS, self._next_ask_ms))
         elif self._misplaced:
             until = min(until, self._next_ask_ms)
-        if self._unsent and master is not None and len(self._frames) < SMALL_FRAMES:
+        is_due = self._unsent and not self._guesses
+        if is_due and master is not None and len(self._frames) < SMALL_FRAMES:
             ready = self._ready_ms(self._unsent[0])
             until = min(until, max(self._paused_until_ms, ready, now + 1.0))
         return -1.0 if until == _NEVER else max(0.0, until - now) / 1000.0
@@ -579,6 +581,7 @@ class SendCore:
     # -- sending
 
     def _transmit(self, now: float) -> None:
+        self._guesses = False
         if self._drains or self._misplaced:
             # In order: what is in flight may be refused too, and is before later ones of its keys.
             waits = self._map_after is not None or any(
@@ -624,6 +627,7 @@ class SendCore:
             if may_guess and entry.chosen and not cluster.knows_queues(entry.topic):
                 self.want_queues(entry.topic)
                 self._shrunk.add(entry.topic)
+                self._guesses = not entries
                 return entries, count, True
             size += len(entry.payload)
             beyond = count + entry.count > most_records or size > most_bytes

@@ -14,6 +14,7 @@ from hastore.client.connections import cluster
 from hastore.client.producer import send_core
 from hastore.client.producer.preparer import RecordEncoder
 from hastore.client.producer.repeatable_sender import RepeatableSender
+from hastore.errors import NotStoredError
 from hastore.protocol import api
 from hastore.record.codec import NO_HOST
 from hastore.server.api import queries
@@ -130,6 +131,36 @@ def test_what_a_callback_sends_waits_in_the_producer(full: Node, topic: str, mos
 
     for one, other in zip(*from_callback(full, send), strict=True):
         assert one.result(60).queue_id == other.result(60).queue_id < most
+
+
+def test_what_waits_for_the_number_of_queues_wakes_nobody(
+    full: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread looked 1000 times a second whether the master had answered."""
+    wakes: list[float] = []
+    run_once, dispatch = send_core.SendCore.run_once, ApiServer._dispatch
+
+    def count(self: send_core.SendCore, now: float) -> None:
+        wakes.append(now)
+        run_once(self, now)
+
+    def silent(self: ApiServer, connection: Any, request: Any) -> None:
+        if not isinstance(request, api.AskConfigs):
+            dispatch(self, connection, request)
+
+    monkeypatch.setattr(ApiServer, "_dispatch", silent)
+    found: Future[Any] = Future()
+    full.stop()
+    with Producer([full.address], delivery_timeout_s=3) as producer:
+        first = producer.send("a", b"x", queue=0)
+        first.add_done_callback(lambda _: found.set_result(producer.send("one", b"x")))
+        full.restart()
+        waits = found.result(60)
+        monkeypatch.setattr(send_core.SendCore, "run_once", count)
+        assert not producer.flush(0.1)
+        with pytest.raises(NotStoredError, match="did not answer in time"):
+            waits.result(60)
+    assert len(wakes) < 200
 
 
 def test_a_topic_that_loses_its_place_in_the_map_keeps_its_queues(
