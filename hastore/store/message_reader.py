@@ -431,6 +431,9 @@ class MessageReader:
         low, high = known
         if queue is None or self._queues.get_batch(topic, queue_id) is not None:
             end = self._queues.end_before(topic, queue_id, limit_offset)
+            before = self._queues.read(topic, queue_id, end - 1, 1) if end else []
+            if before and before[0].offset < limit_offset < before[0].offset + before[0].size:
+                end = before[0].queue_offset  # the limit is inside this record
             return low, max(low, min(high, end))
 
         def is_new(queue_offset: int) -> bool:

@@ -349,6 +349,25 @@ def test_a_topic_of_inner_batches_that_a_broker_made_again_has_its_new_messages(
     assert derived_files(tmp_path) == expected
 
 
+@pytest.mark.parametrize("counts", [[5, 3], [1, 5, 1, 1, 3, 1]])
+def test_a_limit_inside_a_record_ends_a_queue_of_batches_before_it(
+    tmp_path: Path, counts: list[int]
+) -> None:
+    """A group that began at the end there would not get this record."""
+    places = [0]
+    with opened(tmp_path) as store:
+        for count in counts:
+            begin = store.max_offset
+            if count == 1:
+                append_at(store, places[-1], 0)
+            else:
+                append_batch(store, places[-1], count)
+            places.append(places[-1] + count)
+            assert store.wait_dispatched(store.max_offset, 60)
+            for limit, end in ((begin, -2), (begin + 1, -2), (store.max_offset, -1)):
+                assert store.reader.readable_range("quiet", 0, limit) == (0, places[end])
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["all there", "index lost"])
 def test_a_topic_that_a_broker_made_again_twice_has_the_last_messages(
     tmp_path: Path, *, lost: bool
