@@ -71,10 +71,11 @@ class ClusterView:
             self.epoch = info.epoch
             self.master = address
             self.default_queues = max(1, info.default_queues)
-            before, self.queues = self.queues, info.queues
-            if not self.lists_all:  # topics may have lost their place to others
+            if len(info.queues) >= MAP_TOPICS:  # topics may have lost their place to others
+                before = self.queues
                 gone = before.keys() - info.queues.keys()
                 self.more_queues |= {topic: before[topic] for topic in gone}
+            self.queues = info.queues  # last: other threads ask meanwhile
             return moved
         if address == self.master and not info.writable:
             self.master = None

@@ -519,6 +519,9 @@ class Producer(ProducerClient, Closable):
     def _send_part(self, topic: str, drafts: list[Draft], now: float) -> Future[list[SendResult]]:
         """Admit a part of a batch; all parts have one delivery timeout, from `now` on."""
         encode, expires = self._preparer.encoder.encode, now + self._timeout_ms
+        guesses: tuple[tuple[bool, str | None], ...] = ()
+        if not self._driver.core.cluster.knows_queues(topic):
+            guesses = tuple((draft.queue is None, draft.key) for draft in drafts)
         queues = [
             self._choose_queue(topic, draft.key, expires) if draft.queue is None else draft.queue
             for draft in drafts
@@ -530,7 +533,7 @@ class Producer(ProducerClient, Closable):
                 for place, (draft, queue_id) in enumerate(zip(drafts, queues, strict=True))
             ])  # fmt: skip
 
-        return self._admit(topic, len(drafts), make, now, is_batch=True)
+        return self._admit(topic, len(drafts), make, now, is_batch=True, guesses=guesses)
 
     def _admit(
         self,
@@ -540,6 +543,7 @@ class Producer(ProducerClient, Closable):
         now: float,
         *,
         is_batch: bool,
+        guesses: tuple[tuple[bool, str | None], ...] = (),
     ) -> SendFuture[Any]:
         """Admit records; `make` returns them, by their first number and when they were born, in ms.
 
@@ -554,7 +558,12 @@ class Producer(ProducerClient, Closable):
                 if window.has_room(count):
                     seq = window.next_seq
                     payload = make(seq, self._clock.wall_ms())
-                    window.admit(Entry(seq, count, topic, payload, future, is_batch, now, expires))
+                    window.admit(
+                        Entry(
+                            seq, count, topic, payload, future, is_batch, now, expires,
+                            guesses=guesses,
+                        )
+                    )  # fmt: skip
                     return future
             now = self._wait_room(count, expires)
             if now >= expires:

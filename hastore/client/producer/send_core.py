@@ -55,6 +55,7 @@ _FOR_NOW = (Status.BUSY, Status.SERVICE_NOT_AVAILABLE)  # a later try may succee
 _NEVER = float("inf")
 _QUEUE_AT = offset_of("queue_id")
 _QUEUE = header_struct("queue_id", start=_QUEUE_AT)
+_SIZE = header_struct("size")
 Ended = deque[Outcome]  # of settled entries whose waiters are still to be notified
 
 
@@ -421,16 +422,20 @@ class SendCore:
 
     def _place(self, entry: Entry) -> bool:
         """Choose an entry's queue again if it is not the one; return whether it did."""
-        if not entry.chosen:
+        if not entry.chosen and not entry.guesses:
             return False
-        (before,) = _QUEUE.unpack_from(entry.payload, _QUEUE_AT)
         queues = self.cluster.queues_of(entry.topic)
-        queue = before % queues if entry.key is None else queue_of_key(entry.key, queues)
-        if queue == before:
-            return False
-        head, rest = entry.payload[:_QUEUE_AT], entry.payload[_QUEUE_AT + _QUEUE.size :]
-        entry.payload = head + _QUEUE.pack(queue) + rest
-        return True
+        payload, at, moved = entry.payload, 0, bytearray()
+        for chosen, key in entry.guesses or ((True, entry.key),):
+            (before,) = _QUEUE.unpack_from(payload, at + _QUEUE_AT)
+            queue = before % queues if key is None else queue_of_key(key, queues)
+            if chosen and queue != before:
+                moved = moved or bytearray(payload)
+                _QUEUE.pack_into(moved, at + _QUEUE_AT, queue)
+            at += _SIZE.unpack_from(payload, at)[0]
+        if moved:
+            entry.payload = bytes(moved)
+        return bool(moved)
 
     def _place_again(self) -> None:
         """Send refused messages to queues that the topic has; end those that were in such a one."""
@@ -624,7 +629,8 @@ class SendCore:
         cluster = self.cluster
         may_guess = not cluster.lists_all
         for entry in self._unsent:
-            if may_guess and entry.chosen and not cluster.knows_queues(entry.topic):
+            chosen = entry.chosen or entry.guesses
+            if may_guess and chosen and not cluster.knows_queues(entry.topic):
                 self.want_queues(entry.topic)
                 self._shrunk.add(entry.topic)
                 self._guesses = not entries

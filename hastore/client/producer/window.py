@@ -46,6 +46,8 @@ class Entry(msgspec.Struct, eq=False):
     may_move: bool = False
     chosen: bool = False  # this client has chosen its queue, by `key` or in turn; not of a batch
     key: str | None = None
+    # Of a batch whose queues were guessed: by place, whether the queue was chosen, and the key.
+    guesses: tuple[tuple[bool, str | None], ...] = ()
     unknown: bool = False
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hastore import Admin, Producer, SendResult, aio
+from hastore import Admin, OutgoingMessage, Producer, SendResult, aio
 from hastore.client.connections import cluster
 from hastore.client.producer import send_core
 from hastore.client.producer.preparer import RecordEncoder
@@ -131,6 +131,19 @@ def test_what_a_callback_sends_waits_in_the_producer(full: Node, topic: str, mos
 
     for one, other in zip(*from_callback(full, send), strict=True):
         assert one.result(60).queue_id == other.result(60).queue_id < most
+
+
+@pytest.mark.parametrize(("topic", "most"), COUNTS)
+def test_so_does_a_batch_that_a_callback_sends(full: Node, topic: str, most: int) -> None:
+    """Its messages with a queue of their own keep it."""
+
+    def send(producer: Producer) -> Future[list[SendResult]]:
+        return producer.send_batch(
+            topic, [OutgoingMessage(b"x", queue=0), *(OutgoingMessage(b"x", key=k) for k in KEYS)]
+        )
+
+    one, other = ([each.queue_id for each in sent.result(60)] for sent in from_callback(full, send))
+    assert one == other and not one[0] and max(one) < most
 
 
 def test_what_waits_for_the_number_of_queues_wakes_nobody(
