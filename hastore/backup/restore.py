@@ -39,7 +39,8 @@ from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.errors import ConfigError, StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import GROUP_READABLE, REAL, File, FileSystem, file_name
 from hastore.ha.node.node_state import Durable, NodeState
-from hastore.ha.rules.epochs import keep_until, last_epoch
+from hastore.ha.rules.epochs import EpochEntry, keep_until, last_epoch
+from hastore.ha.rules.promotion import kept_apart
 from hastore.record.log_format import EntryChain
 from hastore.store.state.entry_state import EntryFacts, EntryState
 from hastore.store.state.limits import Limits, LimitsPage
@@ -357,14 +358,18 @@ def new_member_state(data: Durable, end: int) -> dict[str, object]:
 
 
 def only_node_state(node: int, data: Durable, end: int, now_ms: int) -> dict[str, object]:
-    """Return the same of a node that begins a new life of its group."""
+    """Return the same of a node that begins a new life of its group.
+
+    What a master had written over becomes that of an epoch of its own, as by `kept_apart`: no other
+    log has it, and a node of the old life that turns up parts there.
+    """
     seen = max(data.promised_epoch, last_epoch(data.history)) >> 16
-    return {
-        "history": keep_until(data.history, end),
-        "written_over": data.written_over,
-        "aside": data.aside,
-        "promised_epoch": later_life(seen, now_ms) << 16 | node,
-    }
+    epoch = later_life(seen, now_ms) << 16 | node
+    history, over = keep_until(data.history, end), data.written_over
+    if over is not None and over.offset < end:
+        entry = EpochEntry(epoch + (1 << 16), end, 1, (node,))
+        history, epoch = kept_apart(history, over, entry), entry.epoch
+    return {"history": history, "aside": data.aside, "promised_epoch": epoch}
 
 
 def _as_member(node: int, data: Durable, last_index: int) -> dict[str, object]:

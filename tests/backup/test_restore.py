@@ -19,7 +19,7 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.ha.master.group_transfer import Need
-from hastore.ha.rules.epochs import epoch_node, last_epoch
+from hastore.ha.rules.epochs import WrittenOver, epoch_node, last_epoch
 from hastore.store.state.marker_files import restore_problem
 from tests.backup.kit import (
     FILE_SIZE,
@@ -204,6 +204,30 @@ def test_the_only_one_left_begins_a_new_life(tmp_path, place):
         assert entry.epoch > old and epoch_node(entry.epoch) == 3
         assert entry.start == manifest.end_offset and entry.nodes == (3,)
         assert node.state.history[:-1] == manifest.node.history
+        assert node.put_confirmed(b"the new life")[0] == "PUT_OK"
+    finally:
+        new.stop()
+
+
+def test_the_only_one_left_may_be_a_slave_that_was_refused(tmp_path, place):
+    """Its operator has accepted the loss already, and no node with other bytes is left."""
+    with running(tmp_path, 2) as group:
+        master, slave = group.started
+        fill(master, 2 * FILE_SIZE)
+        in_step(master, slave)
+        begin, epoch = FILE_SIZE, slave.state.last_epoch
+        slave.state.note_written_over(WrittenOver(epoch, begin, 1))
+        take(slave.config, place)
+        log = master.bytes()
+    new = Group(tmp_path / "new", 4)
+    alone = {3: new.addresses[3]}
+    try:
+        restore(new.config(3, nodes=alone), place, as_only=True)
+        node = new.start(3, nodes=alone)
+        entry = node.promote()
+        *_, own, _ = node.state.history
+        assert node.bytes() == log and own.start == begin
+        assert epoch < own.epoch < entry.epoch  # whoever has other bytes there parts there
         assert node.put_confirmed(b"the new life")[0] == "PUT_OK"
     finally:
         new.stop()
