@@ -40,7 +40,6 @@ from hastore.errors import ConfigError, StoreBrokenError, StoreError, StoreFullE
 from hastore.fs.filesystem import GROUP_READABLE, REAL, File, FileSystem, file_name
 from hastore.ha.node.node_state import Durable, NodeState
 from hastore.ha.rules.epochs import EpochEntry, keep_until, last_epoch
-from hastore.ha.rules.promotion import kept_apart
 from hastore.record.log_format import EntryChain
 from hastore.store.state.entry_state import EntryFacts, EntryState
 from hastore.store.state.limits import Limits, LimitsPage
@@ -360,15 +359,14 @@ def new_member_state(data: Durable, end: int) -> dict[str, object]:
 def only_node_state(node: int, data: Durable, end: int, now_ms: int) -> dict[str, object]:
     """Return the same of a node that begins a new life of its group.
 
-    What a master had written over becomes that of an epoch of its own, as by `kept_apart`: no other
-    log has it, and a node of the old life that turns up parts there.
+    What a master had written over becomes that of an epoch of its own, as by a promotion that keeps
+    it: no other log has it, and a node of the old life that turns up parts there.
     """
     seen = max(data.promised_epoch, last_epoch(data.history)) >> 16
     epoch = later_life(seen, now_ms) << 16 | node
     history, over = keep_until(data.history, end), data.written_over
     if over is not None and over.offset < end:
-        entry = EpochEntry(epoch + (1 << 16), end, 1, (node,))
-        history, epoch = kept_apart(history, over, entry), entry.epoch
+        history = (*history, EpochEntry(epoch, over.offset, 1, (node,)))
     return {"history": history, "aside": data.aside, "promised_epoch": epoch}
 
 
