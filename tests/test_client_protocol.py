@@ -209,7 +209,7 @@ def test_the_limits_are_the_code_s() -> None:
         ],
         ["a peer that is gone without closing", "30 s, by TCP keep-alive"],
         ["body of a record", f"{api.MAX_MESSAGE_BYTES} bytes, or `store.max_message_size`"],
-        ["KEYS of a record", f"{MAX_KEYS} words"],
+        ["KEYS of a record", f"{MAX_KEYS:,} words"],
         [
             "puts that wait for their confirmation, on a node",
             "`api.max_pending_puts`, `api.max_pending_bytes`",

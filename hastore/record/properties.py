@@ -16,7 +16,10 @@ from hastore.errors import MessageIllegalError
 from hastore.record.hashes import java_hash_code
 from hastore.record.layout import MAX_PROPERTIES_BYTES
 
-MAX_KEYS = 64  # in a record that a client puts; each is an entry of the key index
+# In a record that a client puts; each is an entry of the key index. A message of the trace of
+# RocketMQ's clients has the ids and the keys of all messages that it is about: of up to 1,000.
+MAX_KEYS = 2_048
+FEW_KEYS = 64  # most records have fewer
 NAME_END = "\x01"
 VALUE_END = "\x02"
 MAX_CREATED_TOPIC = 127  # characters in the name of a topic that a client creates

@@ -51,8 +51,8 @@ _GROWING_BYTES = 1 << 16  # a log that grows by this during a batch is under a b
 _REST = 9  # rest, as a multiple of the batch's time: throttles replay to 10 %
 _LATE_MAX_BYTES = 1 << 30  # from this backlog on, replay is throttled to 50 % instead
 _REST_MAX_S = 0.02
-# In one batch, if its records have more than a few. A client's record has up to 64 keys, but one of
-# RocketMQ may have 16,000, and each takes a microsecond.
+# In one batch, if its records have more than a few. A client's record has up to 2,048 keys, one of
+# RocketMQ up to 16,000, and each takes a microsecond.
 KEYS_MAX = 32_768
 _FEW_KEYS = 4  # of a record
 _DENSE_REST_MAX_S = 0.1

@@ -64,6 +64,7 @@ from hastore.record.layout import (
     V2_MAGIC,
 )
 from hastore.record.properties import (
+    FEW_KEYS,
     MAX_KEYS,
     PID_MARK,
     in_java_order,
@@ -324,7 +325,11 @@ class Sends:
         if topic.startswith(RETRY):
             raise _illegal(f"topic {topic} takes no batch: retries are sent one by one")
         common = _properties_of(fields.get(names.properties, ""))
-        if common.get("KEYS", "").count(" ") >= MAX_KEYS and _repeats_keys(common, frame.body):
+        words = common.get("KEYS", "").count(" ") + 1
+        if words > FEW_KEYS:  # each message would get them
+            if not _repeats_keys(common, frame.body):
+                text = f"KEYS of a batch has {words:,} words; at most {FEW_KEYS} are allowed"
+                raise _illegal(text)
             del common["KEYS"]
         common["MSG_REGION"] = REGION
         common["TRACE_ON"] = "true"
@@ -607,7 +612,7 @@ def _check_properties(raw: bytes) -> None:
         raise _illegal("the properties are no `name 0x01 value 0x02` pairs")
     words = words_of_keys(raw)
     if words:
-        raise _illegal(f"KEYS has {words:,} words; at most {MAX_KEYS} are allowed")
+        raise _illegal(f"KEYS has {words:,} words; at most {MAX_KEYS:,} are allowed")
     try:
         producer_of(raw)
     except ValueError as failure:

@@ -288,7 +288,7 @@ class PutValidator:
         words = words_of_keys(properties)
         if words:
             return (
-                f"KEYS has {words:,} words; at most {MAX_KEYS} are allowed, because each is an"
+                f"KEYS has {words:,} words; at most {MAX_KEYS:,} are allowed, because each is an"
                 " entry of the key index: give the message fewer keys"
             )
         size, flags, body_size = parts[0], parts[3], parts[5]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from hastore.record.delays import MARK_BYTES, SCHEDULE_TOPIC
 from hastore.record.hashes import KeyHasher
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
-from hastore.record.properties import MAX_KEYS, MAX_PID_BYTES, PID, SEQ, keys_of, producer_of
+from hastore.record.properties import FEW_KEYS, MAX_PID_BYTES, PID, SEQ, keys_of, producer_of
 from hastore.record.transactions import FLAG_COMMIT
 from hastore.store.derived.contract import (
     TRANSACTION_TOPICS,
@@ -131,7 +131,7 @@ class Layout:
         self.spaces = latest.get(b"KEYS")
         if self.spaces is not None:
             start, stop = self.spaces
-            if row.count(b" ", start, stop) >= MAX_KEYS:
+            if row.count(b" ", start, stop) >= FEW_KEYS:
                 self.odd = True  # an array operation for each key would take longer
                 return
             for key in row[start:stop].split(b" "):

@@ -285,7 +285,7 @@ def test_the_answer_to_a_batch_repeats_its_unique_key(client: RemotingClient, ki
 def test_a_batch_is_stored_whole_or_not_at_all(
     backend: FakeBackend, client: RemotingClient
 ) -> None:
-    keys = b"KEYS\x01" + b"k " * 100 + b"\x02"
+    keys = b"KEYS\x01" + b"k " * 2_100 + b"\x02"
     for wrong in (keys, b"x\x02", b"DELAY\x013\x02"):
         body = encode_batch([BatchMessage(0, b"a", b""), BatchMessage(0, b"b", wrong)])
         assert client.ask(SEND_BATCH, fields(m="true"), body).code == Answer.MESSAGE_ILLEGAL
@@ -339,7 +339,20 @@ def test_a_batch_that_javas_client_makes_of_messages_with_keys(
     found = [dict(record.property_pairs)["KEYS"] for record in records(backend)]
     assert found == (keys if count > 64 else [" ".join(keys)] * count)  # the last one counts
     other = fields(m="true", i="KEYS\x01" + "k " * 64 + "k\x02")
-    assert client.ask(SEND_BATCH, other, body).code == Answer.MESSAGE_ILLEGAL
+    refused = client.ask(SEND_BATCH, other, body)
+    assert refused.code == Answer.MESSAGE_ILLEGAL
+    assert "KEYS of a batch has 65 words; at most 64" in str(refused.remark)
+
+
+def test_the_clients_trace_has_the_keys_of_all_messages_that_it_is_about(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    """A producer of 4.9 puts 100 messages into one, a consumer each batch that it was given."""
+    keys = " ".join(f"{UNIQUE[:-3]}{number:03d} order-{number}" for number in range(700))
+    given = fields("RMQ_SYS_TRACE_TOPIC", i=f"KEYS\x01{keys}\x02UNIQ_KEY\x01{UNIQUE}\x02")
+    answer = client.ask(SEND, given, b"Pub")
+    assert answer.code == Answer.SUCCESS, answer.remark
+    assert dict(records(backend)[-1].property_pairs)["KEYS"] == keys
 
 
 def test_a_one_way_send_gets_no_answer(backend: FakeBackend, client: RemotingClient) -> None:
@@ -533,7 +546,7 @@ def test_refusals_never_mean_stored(backend: FakeBackend, client: RemotingClient
         ({"i": "DELAY\x01soon\x02"}, Answer.MESSAGE_ILLEGAL, "DELAY='soon'"),
         ({"i": "DELAY\x011\x02x\x01" + "y" * 32_620 + "\x02"}, Answer.MESSAGE_ILLEGAL, "delayed"),
         ({"i": "x\x01" + "y" * 40_000 + "\x02"}, Answer.MESSAGE_ILLEGAL, "at most 32767"),
-        ({"i": "KEYS\x01" + "k " * 70 + "\x02"}, Answer.MESSAGE_ILLEGAL, "KEYS has 71 words"),
+        ({"i": "KEYS\x01" + "k " * 2_100 + "\x02"}, Answer.MESSAGE_ILLEGAL, "KEYS has 2,101"),
     ],
 )
 def test_a_wrong_send_is_refused_with_its_reason(
@@ -711,7 +724,7 @@ def test_more_than_a_client_sends_is_refused_before_it_is_looked_at(
     text = refusal(fields(m="true", i="a\x01b\x02" * 1_025), many, SEND_BATCH)
     assert text == "1,025 properties; at most 1,024 are allowed"
     assert refusal(fields(i="\x02" * 40_000)).startswith("40000 characters of properties")
-    assert "65 words" in refusal(fields(i=f"KEYS\x01{' '.join('k' * 65)}\x02"))
+    assert "2,049 words" in refusal(fields(i=f"KEYS\x01{' '.join('k' * 2_049)}\x02"))
     assert not records(backend)
 
 

@@ -75,9 +75,9 @@ def test_a_record_has_a_bounded_number_of_keys(tmp_path: Path, kind: Any, shape:
                 [results] = put.put_encoded([payload])
             taken = [result.status is Status.PUT_OK for result in results]
             assert taken == [True] * 4 + [False] * 4 + [True] * (len(taken) - 8)
-            for result, words in zip(results[4:8], [65, 65, 65, 8_101], strict=True):
+            for result, words in zip(results[4:8], [2_049, 2_049, 2_049, 8_101], strict=True):
                 assert result.status is Status.MESSAGE_ILLEGAL and result.reason == (
-                    f"KEYS has {words:,} words; at most 64 are allowed, because each is an entry"
+                    f"KEYS has {words:,} words; at most 2,048 are allowed, because each is an entry"
                     " of the key index: give the message fewer keys"
                 )
             one = refused[0]  # alone: the fast path must not take it
