@@ -48,6 +48,8 @@ MAX_REMARK = 4_096  # characters: a remark may repeat what a client has said
 ASKED_MAX = 10_000  # questions of this node that wait for clients' answers
 _NEVER = float("inf")
 _JOINED_BYTES = 32 * 1024  # a longer body is not copied
+# A 5.x consumer with setClientRebalance(false) asks for its queues, and has none without an answer.
+_NO_ASSIGNMENT = "; consumers share out the queues by themselves: setClientRebalance(true)"
 _SYSTEM_BUSY_REMARK = "the node asks too many clients at the same time; try again"
 
 
@@ -339,6 +341,7 @@ class Door:
         handler = self._handlers.get(request.frame.code)
         if handler is None:
             text = f"hastore does not support request code {request.frame.code}"
+            text += _NO_ASSIGNMENT if request.frame.code == Code.QUERY_ASSIGNMENT else ""
             request.answer(Answer.REQUEST_CODE_NOT_SUPPORTED, remark=text)
             return
         try:

@@ -99,6 +99,16 @@ def test_what_is_not_supported_is_answered_3(desk: WholeDesk) -> None:
         assert str(code) in str(answer.remark)
 
 
+def test_a_consumer_that_lets_the_broker_share_out_queues_is_told_what_to_set(
+    desk: WholeDesk,
+) -> None:
+    """It has no queue without an answer, and its own log is the only one that tells why."""
+    answer = desk.client().ask(Code.QUERY_ASSIGNMENT, {}, b'{"topic":"T","consumerGroup":"G"}')
+    assert answer.code == Answer.REQUEST_CODE_NOT_SUPPORTED
+    assert "code 400; consumers share out" in str(answer.remark)
+    assert str(answer.remark).endswith("setClientRebalance(true)")
+
+
 def test_a_group_that_is_online_has_settings(desk: WholeDesk) -> None:
     """As after RocketMQ's first heartbeat: mqadmin and dashboards ask for them."""
     client, asked = desk.client(), {"group": "online"}
