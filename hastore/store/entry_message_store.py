@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from hastore.clock import Clock
 from hastore.config.model import StoreConfig
-from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
+from hastore.errors import StoreBrokenError, StoreFullError, UsageError, unopened_store
 from hastore.fs.filesystem import NO_ROOM, FileSystem
 from hastore.record.codec import Host
 from hastore.record.log_format import Lists, build_own
@@ -114,7 +114,7 @@ class EntryMessageStore(LogStore):
             self._state.save(begin=begin, begin_sure=True)
         except OSError as failure:
             if failure.errno not in NO_ROOM or not self._state.is_known:
-                raise StoreError(f"the store cannot be opened: {failure}") from failure
+                raise unopened_store(self.config.root, failure) from failure
             logger.warning("where the log begins is not noted before the next start: %s", failure)
 
     def fail(self, what: str, failure: OSError) -> StoreBrokenError:

@@ -36,7 +36,7 @@ from hastore.config.model import StoreConfig
 from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
 from hastore.dledger.store.entry_check import check_chain, check_taken
 from hastore.dledger.store.hard_state import HardStateFiles
-from hastore.errors import ProtocolError, StoreError, StoreFullError, UsageError
+from hastore.errors import ProtocolError, StoreFullError, UsageError, unopened_store
 from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.fs.memory import MemoryFileSystem
 from hastore.protocol.dledger import AppendRequest
@@ -130,7 +130,7 @@ class EntryStore:
                 messages.unlock()
                 raise
         except OSError as failure:
-            raise StoreError(f"the store cannot be opened: {failure}") from failure
+            raise unopened_store(messages.config.root, failure) from failure
         files = self._files
         checkpoint = files.checkpoint.get("committedIndex", -1)
         messages.open(committed_index=checkpoint, known=files.noted is not None)

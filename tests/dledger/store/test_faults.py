@@ -283,3 +283,13 @@ def test_a_folder_of_dropped_logs_that_cannot_be_read_holds_up_nothing_else(brok
     os.remove(path)
     messages._housekeeping.keep()
     assert messages.problems == []
+
+
+def test_a_start_that_cannot_note_what_is_missing_names_the_store_and_what_helps(broken):
+    store, fs = broken
+    root = store.messages.config.root
+    store.close()
+    os.remove(f"{root}/hastore/entries.json")
+    fs.fail("rename", "votes.json", OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    with pytest.raises(StoreError, match=f"{root}: the store cannot be opened.*mount it anew"):
+        make(root, fs=fs).open()
