@@ -16,9 +16,10 @@ The bounds, and what happens at each:
     one message                     30 s from first to last    ended
                                     byte
     unfinished messages of all      HELD_BYTES_MAX             strangers are ended; then reading of
-    connections                                                unfinished messages pauses; once the
-                                                               oldest of them is older than 1 s,
-                                                               its connection is ended
+    connections                                                unfinished messages above 2 KiB
+                                                               pauses; once the oldest of all is
+                                                               older than 1 s, its connection is
+                                                               ended
     messages per read               about MESSAGES_MAX         the next read is smaller
     connections                     api.max_connections; with  the oldest silent one is ended, else
                                     n descriptors at most      the longest idle one; places.py has
@@ -337,6 +338,7 @@ class Connections:
                 self._relieve(now_ms, connection)
                 if connection.ended or connection in self._paused:
                     return []
+                size = RECEIVE_BYTES_MIN
             size = max(size, min(wire.missing_bytes, RECEIVE_BYTES_MAX))
         elif self.held_bytes >= HELD_BYTES_MAX:
             size = RECEIVE_BYTES_MIN
@@ -700,7 +702,8 @@ class Connections:
     def _relieve(self, now_ms: float, latest: Connection | None = None) -> None:
         """Keep unfinished messages within HELD_BYTES_MAX: end the oldest, or pause `latest`.
 
-        Those of new clients are ended first: they cannot hold up those who are known.
+        Those of new clients are ended first: they cannot hold up those who are known. A small
+        message is never paused: its end makes more room than waiting for it does.
         """
         if self.held_bytes >= HELD_BYTES_MAX:
             for each in [one for one in self._unfinished if one.held_bytes and one.is_new]:
@@ -717,9 +720,10 @@ class Connections:
             paused, self._paused = self._paused, {}
             for connection in paused:
                 self._watch(connection)
-        elif latest is not None and not latest.ended and latest not in self._paused:
-            self._paused[latest] = None
-            self._watch(latest)
+        elif latest is not None and not latest.ended and not _is_small(latest):
+            if latest not in self._paused:
+                self._paused[latest] = None
+                self._watch(latest)
 
     def _listen_again(self) -> None:
         """Let the epoll report the next connection that waits to be accepted."""
@@ -769,6 +773,11 @@ def _unsent_in_kernel(sock: socket.socket) -> bool:
     except OSError:  # the connection is broken
         return False
     return bool(unsent)
+
+
+def _is_small(connection: Connection) -> bool:
+    """Whether the unfinished message, as far as it is known, has at most 2 KiB."""
+    return connection.held_bytes + connection.wire.missing_bytes <= RECEIVE_BYTES_FIRST
 
 
 def _handshake_of(connection: Connection) -> str:

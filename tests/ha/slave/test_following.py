@@ -416,13 +416,16 @@ def test_a_slave_copies_a_log_that_a_broker_has_begun(make_group, removed):
     assert [entry.epoch for entry in one.state.history] == [0, one.member.open_epoch]
     half = two.store
 
-    def leave(offset, data):  # in the middle of the broker's bytes
-        if offset > end - 2 * FILE_SIZE:
-            raise StoreError("the test ends the link")
-        return append(offset, data)
+    def until_the_middle(take):  # of the broker's bytes
+        def leave(offset, what):
+            if offset > end - 2 * FILE_SIZE:
+                raise StoreError("the test ends the link")
+            return take(offset, what)
 
-    append, half.append_replica = half.append_replica, leave
-    half.replica_range = lambda offset, size: leave(end, b"")
+        return leave
+
+    half.append_replica = until_the_middle(half.append_replica)
+    half.replica_range = until_the_middle(half.replica_range)  # the kernel's way, or both
     two.follow()
     wait_for(lambda: "the test ends the link" in (two.client.problem or ""))
     got, aside = half.max_offset, two.state.data.aside

@@ -374,6 +374,22 @@ def test_unfinished_messages_of_all_are_bounded(
     assert client.ask(api.Put(rid + 1, 1), record(bytes(3 * MIB))).status is api.Status.PUT_OK
 
 
+def test_a_small_message_that_comes_in_two_parts_ends_while_large_ones_hold_all_room(
+    server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_connections, "HELD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(api_connections, "CROWDED_MS", 60_000.0)
+    holder, client = connect(), connect()
+    holder.send(encode_front(api.encode(api.Put(1)), MIB) + bytes(110_000))
+    until(lambda: server._connections.held_bytes > 100_000)
+    held, small = server._connections.held_bytes, record(b"small")
+    client.send(encode_front(api.encode(api.Put(1, 1)), len(small)))
+    until(lambda: server._connections.held_bytes > held)
+    client.send(small)
+    assert client.next().status is api.Status.PUT_OK
+    assert server._connections.held_bytes == held
+
+
 def test_a_paused_connection_that_is_reset_is_noticed_at_once(
     server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
