@@ -582,8 +582,11 @@ class LogStore:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether something fails that may fail for want of room."""
-        others = {self._drop_failure, *self.reader.problems}
+        """Whether something fails that may fail for want of room.
+
+        Queues whose sync has failed do not: no room helps them before the next start.
+        """
+        others = {self._drop_failure, self.replay.sync_failure, *self.reader.problems}
         if not self.replay.lacks_room:
             others.add(self.replay.blocked_reason)
         return not others.issuperset(self.problems)

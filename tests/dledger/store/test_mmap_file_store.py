@@ -9,7 +9,14 @@ import pytest
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
 from hastore.dledger.driver.carry_out import DiskRoom
-from hastore.errors import NoLogFileError, Status, StoreFullError, UsageError
+from hastore.errors import (
+    NoLogFileError,
+    Status,
+    StoreError,
+    StoreFullError,
+    SyncFailedError,
+    UsageError,
+)
 from hastore.fs.filesystem import REAL
 from hastore.protocol.dledger import AppendRequest, MemberSet
 from hastore.record.log_format import build_own
@@ -336,6 +343,28 @@ def test_a_replay_that_damage_has_stopped_does_not_keep_the_disk_full(tmp_path):
             scribble(path, store.position(1) + 48 + 4, b"????")
         wait_for(lambda: replay.blocked_reason is not None)
         assert store.messages.problems and room.recovered() and not room.full
+
+
+def test_queues_that_cannot_be_synced_do_not_keep_the_disk_full(tmp_path, monkeypatch):
+    """They need a restart, which nobody may have time for: the node goes on with the log."""
+
+    def fail():
+        raise SyncFailedError("the disk is bad")
+
+    store = make(tmp_path)
+    store.open()
+    messages = store.messages
+    put(store, 1, message(1))
+    assert messages.replay.wait_dispatched(messages.max_offset, 60)
+    room = DiskRoom(store)
+    assert room.note(StoreFullError("no room"))
+    with monkeypatch.context() as patch:
+        patch.setattr(messages.queues, "flush", fail)
+        wait_for(lambda: messages._housekeeping.failure_reason is not None)
+    problems, recovered = messages.problems, room.recovered()
+    with pytest.raises(StoreError, match="did not stop cleanly: queues and index are not synced"):
+        store.close()
+    assert "restart the node" in problems[0] and recovered and not room.full
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), StoreFullError("no room")])
