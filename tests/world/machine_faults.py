@@ -50,15 +50,16 @@ class FaultyMachine(Machine):
         """Write a file that the node takes."""
         self._write(f"{ROOT}/{name}", msgspec.json.encode(content))
 
-    def promote(self) -> None:
+    def promote(self, *, force_unclean: bool = False) -> None:
         """Do what `hastore promote` does: the role, and the order of this moment."""
         if self.config.registry is not None:
-            self._assign(Role.SYNC_MASTER)
+            self._assign(Role.SYNC_MASTER, force_unclean=force_unclean)
             return
         self.orders.now(Role.SYNC_MASTER)
         if self.node is not None:
             self._order("hastore/once.json", OneShotFile(
-                command="promote", epoch=self.node.state.last_epoch, wall_ms=self._wall_ms()
+                command="promote", epoch=self.node.state.last_epoch, wall_ms=self._wall_ms(),
+                force_unclean=force_unclean,
             ))  # fmt: skip
         self.set_config(role=Role.SYNC_MASTER)
 
@@ -70,7 +71,7 @@ class FaultyMachine(Machine):
             self.orders.now(Role.SLAVE)
             self.set_config(role=Role.SLAVE)
 
-    def _assign(self, role: Role) -> None:
+    def _assign(self, role: Role, *, force_unclean: bool = False) -> None:
         """Write a role to ZooKeeper; if that does not answer, the command fails."""
         assert self.operator is not None, "roles in ZooKeeper need an operator who writes them"
         config, once = self.config, None
@@ -79,6 +80,7 @@ class FaultyMachine(Machine):
                 id=f"{self.world.product.getrandbits(64):016x}",
                 command="demote" if role is Role.SLAVE else "promote",
                 epoch=self.node.state.last_epoch, wall_ms=self._wall_ms(),
+                force_unclean=force_unclean,
             )  # fmt: skip
 
         order = self.orders.begin(role)

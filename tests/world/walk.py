@@ -311,7 +311,19 @@ class Walk:
         for machine in group:
             if machine is not chosen:
                 machine.demote()
-        chosen.promote()
+        forced = turn > 3 and self._too_few_are_clean()
+        if forced and not self.plan.durable:
+            self.history.excuse()  # they had it in memory, and each may have lost that
+        chosen.promote(force_unclean=forced)
+
+    def _too_few_are_clean(self) -> bool:
+        """Whether nodes are unclean that say so after a fault that they cannot know to be harmless.
+
+        Then the runbook ends with `hastore promote --force-unclean`.
+        """
+        causes = {"power", "power of the disk", "power of all", "write error", "sync error"}
+        unclean = [m for m in self._group() if m.node is not None and m.node.state.data.unclean]
+        return len(unclean) > 1 and any(self.fired[kind] for kind in causes)
 
     def _group(self) -> list[FaultyMachine]:
         """Return the machines of the group, of which nobody knows for a moment: all that run."""
