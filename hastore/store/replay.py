@@ -166,7 +166,7 @@ class IndexBuildService(Service):
         self._seen_end = 0  # the log's end when replay last looked for records
         self._most_bytes = BULK_BYTES  # in a batch; fewer after batches with many keys
         self._dense = False  # whether the last batch ended early because of its many keys
-        self.sync_failure: str | None = None  # why `synced` does not move any more
+        self._sync_failed: str | None = None  # why `synced` does not move any more
         self._inherited = False  # the previous process may have left files unsynced
         self.blocked_reason: str | None = None  # why replay has stopped, for the status; else None
         self.lacks_room = False  # it has stopped for want of room
@@ -462,7 +462,7 @@ class IndexBuildService(Service):
         with self.paused(), self._flush_lock:
             for dispatcher in self._dispatchers:
                 dispatcher.reset()
-            self.sync_failure = None
+            self._sync_failed = None
             self._state.trust()
             self._state.save(offset, offset)
             self._continue_at(offset)
@@ -488,6 +488,11 @@ class IndexBuildService(Service):
                         lambda: not self._held or self._pauses or self.stopping.is_set()
                     )
 
+    @property
+    def sync_failure(self) -> str | None:
+        """Why queues and index are not synced any more before the next start; else None."""
+        return self._sync_failed
+
     def flush(self) -> None:
         """Make durable what was dispatched so far, then save its end as `synced`.
 
@@ -497,8 +502,8 @@ class IndexBuildService(Service):
         process. The next start rebuilds from `synced`.
         """
         with self._flush_lock:
-            if self.sync_failure is not None:
-                raise SyncFailedError(self.sync_failure)
+            if self._sync_failed is not None:
+                raise SyncFailedError(self._sync_failed)
             offset = self._dispatched
             if offset == self._state.synced:
                 return
@@ -510,12 +515,12 @@ class IndexBuildService(Service):
                     dispatcher.flush()
                 self._state.save_synced(offset)
             except SyncFailedError as failure:
-                self.sync_failure = (
+                self._sync_failed = (
                     f"queues and index are not synced any more: {failure}; restart the node, which"
                     f" rebuilds them from offset {self._state.synced} on"
                 )
                 self._state.distrust()
-                raise SyncFailedError(self.sync_failure) from failure
+                raise SyncFailedError(self._sync_failed) from failure
 
     def close(self) -> None:
         """Close all files, after `stop`; a `flush` before `close` makes the next start quick."""

@@ -94,8 +94,12 @@ def test_callbacks_of_two_groups_do_not_wait_for_each_others_room(
                 said.append(str(refused))
             all_done.wait(LIMIT_S)
 
+        for node in nodes.values():  # no answer before its callback: that would run in this thread
+            node.backend.writable = False
         for name, other in (("a", "b"), ("b", "a")):
             first = producer.group(name).send("t", b"1", queue=0)
             first.add_done_callback(lambda _, other=other: go_on(other))  # type: ignore[misc]
+        for node in nodes.values():
+            node.backend.writable = True
         all_done.wait(LIMIT_S / 2)
     assert len(said) == 2 and all("must not wait" in each for each in said)

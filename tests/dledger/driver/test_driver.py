@@ -350,6 +350,7 @@ def test_a_wiped_disk_under_an_old_number_counts_only_after_a_leader_has_filled_
 def test_a_failed_sync_makes_a_leader_leave_the_quorum(group, monkeypatch):
     leader = group.leader()
     leader.put_confirmed(b"before")
+    wait_for(lambda: leader.store.persisted_index == leader.store.end_index)  # not the others alone
 
     def fail(*_args):
         raise OSError(errno.EIO, "the disk is gone")
