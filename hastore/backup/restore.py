@@ -360,7 +360,7 @@ def only_node_state(node: int, data: Durable, end: int, now_ms: int) -> dict[str
     """Return the same of a node that begins a new life of its group.
 
     What a master had written over becomes that of an epoch of its own, as by a promotion that keeps
-    it: no other log has it, and a node of the old life that turns up parts there.
+    it: no other log has it, and that of a node which was not restored diverges there.
     """
     seen = max(data.promised_epoch, last_epoch(data.history)) >> 16
     epoch = later_life(seen, now_ms) << 16 | node

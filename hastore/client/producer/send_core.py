@@ -27,6 +27,7 @@ from typing import Any
 
 from hastore.client.arguments import SendOptions, queue_of_key
 from hastore.client.connections.cluster import ClusterView
+from hastore.client.connections.requester import FOR_NOW
 from hastore.client.connections.transport import Arrival, Transport
 from hastore.client.lifecycle import CarefulLog
 from hastore.client.messages import SendResult, Status, doubt_of, failure_of
@@ -51,7 +52,6 @@ LAST_TRY_MS = 50.0  # a refused entry is not sent again so shortly before its de
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _ILLEGAL = Status.MESSAGE_ILLEGAL
-_FOR_NOW = (Status.BUSY, Status.SERVICE_NOT_AVAILABLE)  # a later try may succeed
 _NEVER = float("inf")
 _QUEUE_AT = offset_of("queue_id")
 _QUEUE = header_struct("queue_id", start=_QUEUE_AT)
@@ -375,7 +375,7 @@ class SendCore:
             self._pauses = 0
 
     def _note_queues(self, before: Mapping[str, int]) -> None:
-        """Note which topics have fewer queues than before, and ask for those it had room for."""
+        """Note which topics have fewer queues, and ask for those that are no longer in the map."""
         cluster = self.cluster
         for topic in cluster.more_queues.keys() & before.keys():
             self._wanted[topic] = 0.0
@@ -405,7 +405,7 @@ class SendCore:
     def _on_queues(self, reply: api.Reply) -> None:
         """Note how many queues a topic has."""
         topic = self._asked.pop(reply.rid)
-        if isinstance(reply, api.Failed) and reply.status in _FOR_NOW:
+        if isinstance(reply, api.Failed) and reply.status in FOR_NOW:
             return  # it is asked again
         before = self.cluster.queues_of(topic)
         self.cluster.note_queues(topic, reply)

@@ -68,12 +68,10 @@ class Learners:
 
         Not those that have lost their disk. One whose disk is full or hangs commits nothing.
         """
-        since_ms = now_ms - self._timeout_ms
         works = {
             one
             for one, follower in followers.items()
-            if follower.answered and follower.heard_ms > since_ms and follower.recall_index is None
-            if follower.takes(now_ms)
+            if follower.answered and follower.recall_index is None and self._works(follower, now_ms)
         }
         own = set() if self._state.hangs else {self._state.node}
         return works - self._state.down | own
@@ -101,6 +99,7 @@ class Learners:
         return None
 
     def _works(self, follower: EntryDispatcher, now_ms: float) -> bool:
+        """Whether a node was heard within the timeout, and its disk takes entries."""
         return now_ms - follower.heard_ms < self._timeout_ms and follower.takes(now_ms)
 
     def _without(self, gone: int, answering: set[int]) -> MemberSet | None:

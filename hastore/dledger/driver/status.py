@@ -23,7 +23,7 @@ class FollowerStatus:
     state: str  # of its EntryDispatcher: COMPARE, TRUNCATE, INSTALL, APPEND, COMMIT
     index: int
     lag_entries: int
-    able: bool  # whether it could serve as leader: disk has room, replay goes on
+    able: bool  # whether it could lead: its disk has room and answers, its replay goes on
     full: bool = False  # its disk has no room: it takes no entries
     is_learner: bool = False
     waits_for: str | None = None  # why a learner is not made a member now

@@ -200,8 +200,8 @@ def kept_apart(history: History, over: WrittenOver, entry: EpochEntry) -> Histor
     has replaced (`over`).
 
     These bytes become those of an epoch of their own, the one before the promotion's, which nobody
-    has used. So all others, which may have other bytes of the master's epoch there, part from this
-    log where that begins.
+    has used. So all others, which may have other bytes of the master's epoch there, diverge from
+    this log where that begins.
     """
     before = entry.epoch - (1 << 16)
     return (*history, EpochEntry(before, over.offset, entry.acks, entry.nodes))

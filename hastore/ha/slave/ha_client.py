@@ -227,7 +227,7 @@ class HAClient(Follower):
         answer, member = opened.answer, self._member
         over = member.written_over
         if over is not None and isinstance(answer, StreamFrom | RewindTo):
-            # The histories do not show where both logs part: what a master had refused must go.
+            # The histories do not show where both logs diverge: what a master had refused must go.
             shared = answer.entries if isinstance(answer, RewindTo) else len(member.state.history)
             answer = RewindTo(min(answer.offset, over.offset), shared)
         if isinstance(answer, StreamFrom):

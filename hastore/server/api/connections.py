@@ -800,7 +800,7 @@ def _is_quiet(connection: Connection) -> bool:
 
 
 def _affordable(limit: int) -> int:
-    """Return how many connections may be open; the store needs half of the descriptors."""
+    """Return how many connections may be open: at most their share of the descriptors."""
     most = descriptor_shares().connections
     if most is None:
         return limit

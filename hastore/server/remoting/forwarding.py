@@ -296,8 +296,8 @@ class Forwarding:
         if late or (self._lacks_ms is not None and now - self._lacks_ms > self._hold_ms):
             self._counts.refused += 1
             return False
-        self._counts.held += request.tries == 1
         if request.tries == 1:
+            self._counts.held += 1
             request.place = next(self._places)
         insort(self._lacking, request, key=_place)
         self._lacking_bytes += size

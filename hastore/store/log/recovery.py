@@ -305,7 +305,7 @@ def _tell_wrong_crcs(places: list[int]) -> None:
     if places:
         log.warning(
             "the record at %d, of a RocketMQ master, has a wrong CRC (one of %d records): it stays "
-            "in the log, as RocketMQ's slaves keep what their master has so. If other nodes have "
+            "in the log, as RocketMQ's slaves keep what their master has. If other nodes have "
             "it with a right CRC, this node's disk is damaged; `hastore log verify` tells more",
             places[0], len(places),
         )  # fmt: skip
