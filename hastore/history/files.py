@@ -12,8 +12,7 @@ from hastore.history.rules.checker import Checker
 from hastore.history.rules.findings import Report
 from hastore.record.codec import Record, decode_record
 from hastore.record.compression import decompress
-from hastore.record.layout import FLAG_INNER_BATCH
-from hastore.record.properties import find_property, inner_count, producer_of
+from hastore.record.properties import find_property, offsets_taken, producer_of
 from hastore.store.offline.reader import StoreReader
 
 _EVERY = 10_000  # lines or records between two calls of `on_progress`
@@ -111,5 +110,5 @@ def record_event(offset: int, size: int, record: Record) -> e.Record:
         None if producer is None else producer[0].decode("utf-8", "replace"),
         None if producer is None else producer[1],
         f"{record.store_host}",
-        inner_count(record.properties) if record.sys_flag & FLAG_INNER_BATCH else 1,
+        offsets_taken(record.sys_flag, record.properties),
     )

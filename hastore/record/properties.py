@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from hastore.errors import MessageIllegalError
 from hastore.record.hashes import java_hash_code
-from hastore.record.layout import MAX_PROPERTIES_BYTES
+from hastore.record.layout import FLAG_INNER_BATCH, MAX_PROPERTIES_BYTES
 
 # In a record that a client puts; each is an entry of the key index. A message of the trace of
 # RocketMQ's clients has the ids and the keys of all messages that it is about: of up to 1,000.
@@ -183,6 +183,11 @@ def inner_count(raw: bytes) -> int:
     """Return the number of messages in an inner batch, by its properties; 1 without that number."""
     count = find_property(raw, b"INNER_NUM") or b""
     return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # an int16
+
+
+def offsets_taken(sys_flag: int, raw: bytes) -> int:
+    """Return how many queue offsets a record takes: an inner batch has one for each message."""
+    return inner_count(raw) if sys_flag & FLAG_INNER_BATCH else 1
 
 
 def check_topic(topic: str) -> None:

@@ -22,14 +22,13 @@ from hastore.record.bulk_check import Places, count_valid, is_placed
 from hastore.record.codec import Record, check_record, decode_record, find_parts, stated_time_ms
 from hastore.record.layout import (
     BLANK_SIZE,
-    FLAG_INNER_BATCH,
     MIN_RECORD_SIZE,
     V1_MAGIC,
     V2_MAGIC,
     header_struct,
     store_at,
 )
-from hastore.record.properties import inner_count, keys_of
+from hastore.record.properties import keys_of, offsets_taken
 from hastore.store.derived.consume_queue import (
     ARRAYS_FROM_UNITS,
     UNIT_BYTES,
@@ -263,7 +262,7 @@ class MessageReader:
             self._note_placed(topic, queue_id, int(chosen.queue_offsets[0]), following)
         if is_batched:
             record = decode_record(records, int(sum(chosen.sizes[:last])))
-            following = _queue_offset_after(record, following)
+            following += offsets_taken(record.sys_flag, record.properties) - 1
         elif isinstance(chosen, TaggedSelection) and count == chosen.count:
             following = chosen.following
         return PullResult(
@@ -817,13 +816,3 @@ def _read_cold(
         if len(raw) < end - first or (at < count and late()):  # the file was cut, or time is up
             return pieces, False
     return pieces, True
-
-
-def _queue_offset_after(record: Record, following: int) -> int:
-    """Return the queue offset after a record, which is `following` if the record is one message.
-
-    An inner batch takes as many queue offsets as it has messages.
-    """
-    if record.sys_flag & FLAG_INNER_BATCH:
-        return following - 1 + inner_count(record.properties)
-    return following

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from hastore.config.model import Flush, StoreConfig
 from hastore.errors import Status
-from hastore.record.codec import Host, build_record
+from hastore.record.codec import Host, Record, build_record, encode_record
+from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore, PutResult
 
@@ -53,6 +55,23 @@ def message(
         born_timestamp_ms=1_700_000_000_000 + number,
         born_host=more.pop("born_host", BORN),
         **more,
+    )
+
+
+def inner_batch(base: int, count: int, offset: int) -> bytes:
+    """Return a record that RocketMQ wrote for `count` messages from queue offset `base` on."""
+    body = b"%d messages" % count
+    return encode_record(
+        Record(
+            body,
+            "Batches",
+            properties=b"INNER_BASE\x01%d\x02INNER_NUM\x01%d\x02" % (base, count),
+            sys_flag=FLAG_INNER_BATCH,
+            queue_offset=base,
+            physical_offset=offset,
+            body_crc=zlib.crc32(body) & 0x7FFFFFFF,
+            store_timestamp_ms=1,
+        )
     )
 
 

@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,15 @@ import pytest
 from hastore.client.messages import decode_messages
 from hastore.errors import CorruptRecordError, UsageError
 from hastore.protocol.api import Position
-from hastore.record.codec import Host, Record, encode_record
+from hastore.record.codec import Host
 from hastore.record.hashes import tag_codes
-from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE, offset_of
+from hastore.record.layout import MIN_RECORD_SIZE, offset_of
 from hastore.store.derived import consume_queue
 from hastore.store.derived.consume_queue import UNIT
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
 from hastore.store.message_reader import MessageReader, PullStatus
 from hastore.store.message_store import MessageStore
-from tests.store.kit import message, opened, put, read_log, scribble
+from tests.store.kit import inner_batch, message, opened, put, read_log, scribble
 
 QUEUE_OFFSET_AT = offset_of("queue_offset")
 
@@ -230,23 +229,6 @@ def test_a_pull_skips_a_hole_of_whole_queue_files_but_no_record(tmp_path: Path) 
             "TopicA", 0, 31, max_messages=1_000, max_bytes=1 << 20, limit_offset=store.max_offset
         )
         assert (found.count, found.next_queue_offset) == (30, 5_050)
-
-
-def inner_batch(base: int, count: int, offset: int) -> bytes:
-    """Return a record that RocketMQ wrote for `count` messages from queue offset `base` on."""
-    body = b"%d messages" % count
-    return encode_record(
-        Record(
-            body,
-            "Batches",
-            properties=b"INNER_BASE\x01%d\x02INNER_NUM\x01%d\x02" % (base, count),
-            sys_flag=FLAG_INNER_BATCH,
-            queue_offset=base,
-            physical_offset=offset,
-            body_crc=zlib.crc32(body) & 0x7FFFFFFF,
-            store_timestamp_ms=1,
-        )
-    )
 
 
 def test_the_next_offset_after_an_inner_batch_is_that_of_the_next_one(tmp_path: Path) -> None:

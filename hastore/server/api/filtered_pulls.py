@@ -29,6 +29,7 @@ from hastore.protocol.api import Failed, Pull, Pulled, PullStatus
 from hastore.record.codec import find_parts
 from hastore.record.layout import header_struct
 from hastore.record.message_filter import MessageFilter
+from hastore.record.properties import offsets_taken
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.parked import Found, OwnPull
 from hastore.store.message_store import PullResult
@@ -145,7 +146,8 @@ def keep_matching(found: PullResult, wanted: MessageFilter, most: int) -> int | 
             if wanted.sql is not None:
                 properties += own.count(b"\x01")
             if (len(kept) == most or properties > MAX_PROPERTIES) and stop < len(records):
-                found.next_queue_offset = _QUEUE_OFFSET.unpack_from(records, at)[0] + 1
+                (begin,) = _QUEUE_OFFSET.unpack_from(records, at)
+                found.next_queue_offset = begin + offsets_taken(parts[3], own)
                 last = parts[2]
                 break
         at = stop

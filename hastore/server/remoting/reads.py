@@ -43,7 +43,7 @@ from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record, find_parts
 from hastore.record.hashes import tag_codes
 from hastore.record.layout import header_struct
-from hastore.record.properties import decode_properties
+from hastore.record.properties import decode_properties, offsets_taken
 from hastore.record.sql_filter import SqlError, SqlFilter, compile_sql
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
@@ -270,10 +270,12 @@ def _keep_matching(found: PullResult, sql: SqlFilter, most: int) -> None:
     for size in found.sizes:
         stop = at + int(size)
         parts = find_parts(view, at, stop)
-        if parts is not None and sql.matches(dict(decode_properties(view[parts[-1] : stop]))):
+        own = b"" if parts is None else view[parts[-1] : stop]
+        if parts is not None and sql.matches(dict(decode_properties(own))):
             kept.append(view[at:stop])
             if len(kept) == most:
-                found.next_queue_offset = _QUEUE_OFFSET.unpack_from(view, at)[0] + 1
+                (begin,) = _QUEUE_OFFSET.unpack_from(view, at)
+                found.next_queue_offset = begin + offsets_taken(parts[3], own)
                 break
         at = stop
     found.records, found.count = b"".join(kept), len(kept)

@@ -32,7 +32,7 @@ from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
 from tests.record.sql_expressions import Expressions
 from tests.server.api.kit import Client, until
-from tests.store.kit import message, opened, put
+from tests.store.kit import inner_batch, message, opened, put
 
 TOPIC = "TopicA"
 TWINS = ("Aa", "BB")  # one hash
@@ -225,6 +225,23 @@ def test_one_look_is_bounded(node: Node, client: Client, monkeypatch: pytest.Mon
     looked = pull(client, 0, "tags", "blue")
     assert (looked.status, looked.next_queue_offset) == (api.PullStatus.NO_MATCH, 40)
     assert pull(client, 80, "tags", "blue").count == 1
+
+
+def test_a_look_ends_behind_all_messages_of_an_inner_batch(node: Node, client: Client) -> None:
+    """A position within the batch had led the consumer to the same batch for ever."""
+    for base, count in ((0, 5), (5, 3), (8, 1)):
+        end = node.store.max_offset
+        node.store.append_replica(end, inner_batch(base, count, end))
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    node.show()
+    for kind, text in (("sql", "a IS NULL"), ("tags", "red")):
+        wanted, at, seen = api.Filter(kind, text), 0, []
+        while at < 9 and len(seen) < 9:
+            client.rid += 1
+            asked = api.Pull(client.rid, "Batches", 0, Position(at), max_messages=1, filter=wanted)
+            at = client.ask(asked).next_queue_offset
+            seen.append(at)
+        assert seen == [5, 8, 9], kind
 
 
 def test_one_look_reads_so_many_properties_only(

@@ -40,6 +40,7 @@ from tests.server.api.kit import until
 from tests.server.kit import group_of_one, running
 from tests.server.remoting.kit import RemotingClient, served
 from tests.store import kit
+from tests.store.kit import inner_batch
 
 TOPIC = "TopicA"
 
@@ -485,6 +486,26 @@ def test_an_sql_filter_is_compared_with_each_record(node: Node) -> None:
     assert outcome(found) == (Answer.SUCCESS, "FOUND", 5, 0, 6)
     found = node.pull(4, **sql, subscription="TAGS = 'b'")
     assert outcome(found) == (Answer.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", 6, 0, 6)
+
+
+def test_the_next_offset_of_a_filtered_pull_is_behind_all_messages_of_an_inner_batch(
+    node: Node,
+) -> None:
+    """One that was within the batch had led the consumer to the same batch for ever."""
+    node.topics.shapes["Batches"] = Shape(1, 1)
+    for base, count in ((0, 5), (5, 3), (8, 1)):
+        end = node.store.max_offset
+        node.store.append_replica(end, inner_batch(base, count, end))
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    node.show()
+    asked = {"topic": "Batches", "subscription": "a IS NULL", "expressionType": "SQL92"}
+    for most, found in ((1, [(0, 5), (5, 8), (8, 9)]), (2, [(0, 8), (8, 9)])):
+        at, seen = 0, []
+        while at < 9 and len(seen) < 9:
+            frame = node.pull(at, maxMsgNums=most, **asked)
+            at = int(frame.fields["nextBeginOffset"])
+            seen.append((queue_offsets(frame)[0], at))
+        assert seen == found
 
 
 def test_an_sql_filter_is_awaited_until_a_heartbeat_brings_it(node: Node) -> None:
