@@ -5,12 +5,15 @@
     config/consumerOffset.json      offsetTable: TOPIC@GROUP -> queue -> queue offset
     config/delayOffset.json         offsetTable: level -> queue offset (server/delays_taken.py)
 
+An answer about topics also has topicQueueMappingDetailMap: the static topics of RocketMQ 5.
+
 Brokers write numbers as keys without quotes, which is no JSON. What is in a table but cannot be a
 topic, a group or a position here is left out and named; a table that is none is an error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -32,6 +35,7 @@ from hastore.server.remoting.topics import OWN_ATTRIBUTES, SYSTEM, SYSTEM_PREFIX
 MAX_BYTES = 64 * 1024 * 1024  # of a table
 _NAMED_MAX = 5  # of what is left out
 _COMPACTED = "the messages that compaction (cleanup.policy) has kept beside the broker's log"
+_MAPPED = "the mapping of a static topic's logical queues: make it an ordinary topic first"
 # A string that does not end is matched to the end, or each quote in it would be tried in turn.
 _NUMBER_KEY = re.compile(rb'("(?:[^"\\]|\\.)*+"?)|([{,]\s*+)(-?\d{1,20})(\s*+:)')
 _DECIMAL = re.compile("[0-9]{1,19}")
@@ -64,6 +68,7 @@ GROUPS = Table(
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "config/subscriptionGroup.json", "subscriptionGroupTable"
 )
 TABLES = (TOPICS, POSITIONS, DELAYS, GROUPS)
+_MAPPINGS = TOPICS._replace(member="topicQueueMappingDetailMap")
 
 
 class LogRange(NamedTuple):
@@ -126,10 +131,14 @@ def load(table: Table, raw: bytes) -> dict[str, Any]:
 def read_topics(raw: bytes) -> Read[list[TopicConfig]]:
     """Return the topics but RocketMQ's own; raises CorruptRecordError.
 
-    A compaction topic is found, and what of it is in no log is named as left out.
+    A compaction topic is found, and what of it is in no log is named as left out; so is the mapping
+    of a static topic.
     """
     found, left_out = [], []
-    for name, value in sorted(load(TOPICS, raw).items()):
+    listed, mapped = load(TOPICS, raw), dict[str, Any]()
+    with contextlib.suppress(CorruptRecordError):  # RocketMQ 4 has none, nor has a file of topics
+        mapped = load(_MAPPINGS, raw)
+    for name, value in sorted(listed.items()):
         if is_own_topic(name) or is_own_group(name.removeprefix(RETRY_PREFIX)):
             continue
         try:
@@ -144,6 +153,8 @@ def read_topics(raw: bytes) -> Read[list[TopicConfig]]:
             found.append(config)
             if is_compacted(kept):
                 left_out.append(f"topic {name!r:.80}: {_COMPACTED}")
+            if name in mapped:
+                left_out.append(f"topic {name!r:.80}: {_MAPPED}")
         except (msgspec.ValidationError, MessageIllegalError) as why:
             left_out.append(f"topic {name!r:.80}: {why}")
     return Read(found, left_out)

@@ -296,6 +296,30 @@ def test_a_compaction_topic_is_kept_and_what_is_not_in_the_log_is_named(
     assert [config.name for config in read_topics(slave.file(TOPICS)).found] == ["S", "T"]
 
 
+def test_a_static_topic_is_kept_and_its_mapping_is_named(
+    slave: Slave, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its positions in logical queues do not fit after the promotion, and nobody had said so."""
+    broker.give({
+        TOPICS: b'{"topicConfigTable":{"S":{},"T":{}},"topicQueueMappingDetailMap":{"S":{"bname":'
+        b'"g0","hostedQueues":{0:[{"bname":"g0","logicOffset":0,"queueId":0}]},"totalQueues":1}}}'
+    })  # fmt: skip
+    slave.service.turn()
+    slave.service.turn()
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert "topic 'S': the mapping of a static topic's logical queues" in line and "'T'" not in line
+    assert slave.service.notes() == [line] and not slave.service.problems()
+    assert [config.name for config in read_topics(slave.file(TOPICS)).found] == ["S", "T"]
+
+
+@pytest.mark.parametrize("mapped", [b"", b',"topicQueueMappingDetailMap":null'])
+def test_topics_without_a_mapping_are_whole(slave: Slave, broker: Broker, mapped: bytes) -> None:
+    name = b"topicQueueMappingDetailMap"
+    broker.give({TOPICS: b'{"topicConfigTable":{"%b":{}}%b}' % (name, mapped)})
+    slave.service.turn()
+    assert not slave.service.notes() and slave.service.problem is None
+
+
 def test_only_a_follower_asks_and_writes(slave: Slave, broker: Broker) -> None:
     slave.follows = False
     slave.service.turn()
