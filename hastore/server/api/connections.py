@@ -160,6 +160,7 @@ class Connection:
     begun_ms: float  # when the handshake, or the unfinished message, began
     decided: bool = False  # the first byte has come, so `wire` is that of the client
     remoting: bool = False  # it speaks RocketMQ's protocol
+    fast: bool = False  # it came to the fast port, as RocketMQ's slaves do
     joined: bool = False  # it is a member of a group that shares queues, or has been one
     unfinished: bool = True
     spoken: bool = False
@@ -291,7 +292,7 @@ class Connections:
         accepted: list[Connection] = []
         for _ in range(ACCEPTS_MAX):
             try:
-                sock, address = self._accept_one()
+                sock, address, is_fast = self._accept_one()
             except BlockingIOError:
                 self._listen_again()
                 break
@@ -312,17 +313,23 @@ class Connections:
                 continue
             try:
                 accepted.append(self._take_up(sock, address, source, now_ms))
+                accepted[-1].fast = is_fast
             except (OSError, ConfigError) as failure:  # the kernel has no memory for it, say
                 self._warn("api: cannot set up a connection: %s", failure)
                 sock.close()
         return [connection for connection in accepted if not connection.ended]
 
-    def _accept_one(self) -> tuple[socket.socket, Any]:
-        """Accept one connection; raises BlockingIOError if none waits at any listener."""
-        for listener in self._listeners[:-1]:
+    def _accept_one(self) -> tuple[socket.socket, Any, bool]:
+        """Accept one connection, and say whether it came to the fast port.
+
+        Raises BlockingIOError if none waits at any listener.
+        """
+        listener, *fast = self._listeners
+        if fast:
             with contextlib.suppress(BlockingIOError):
-                return listener.accept()
-        return self._listeners[-1].accept()
+                return *listener.accept(), False
+            return *fast[0].accept(), True
+        return *listener.accept(), False
 
     def receive(self, connection: Connection, now_ms: float, *, broken: bool = False) -> list[Any]:
         """Read once, and return the messages, or RocketMQ's frames, that this read completed.

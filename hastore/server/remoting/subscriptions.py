@@ -32,6 +32,7 @@ from hastore.server.remoting.topics import (
     altered,
     answer_change,
     change_each,
+    takes_changes,
     version_of,
 )
 
@@ -201,7 +202,7 @@ class Subscriptions:
 
     def all_settings(self, request: RemotingRequest) -> None:
         """Answer the settings of all groups that have settings, retries, members or positions."""
-        table = self._store.topic_table
+        table, without = self._store.topic_table, takes_changes(request)
         placed = [name for name in self.known_groups() if not name.startswith(OWN_PREFIX)]
 
         def read() -> bytes:
@@ -211,6 +212,9 @@ class Subscriptions:
                 for config in table.all()
                 if (group := config.name.removeprefix(RETRY_PREFIX)) != config.name
             }
+            if without:
+                for settings in found.values():
+                    settings.pop("attributes", None)
             body = {"dataVersion": version_of(found), "subscriptionGroupTable": found}
             return encode_body(body, standard=True)
 

@@ -40,6 +40,16 @@ _PERM_MAX = 7
 # The attributes that RocketMQ's topics may have. hastore keeps them, and does nothing by them.
 _ATTRIBUTES = frozenset(("cleanup.policy", "message.type", "queue.type", "reserve.time"))
 _POLICY, _PLAIN, _COMPACTION = "cleanup.policy", "DELETE", "COMPACTION"
+# A broker of RocketMQ 5.3.2 or 5.3.3 takes its master's attributes for changes of a new topic. One
+# without a sign, of another name or value ends that, after it has dropped all its topics. So it is
+# with its groups, of which it knows no attribute.
+_TAKES_CHANGES = range(477, 480)  # the numbers of these versions
+_TAKEN = {
+    "cleanup.policy": re.compile("DELETE|COMPACTION"),
+    "message.type": re.compile("UNSPECIFIED|NORMAL|FIFO|DELAY|TRANSACTION|MIXED"),
+    "queue.type": re.compile("BatchCQ|SimpleCQ"),
+    "reserve.time": re.compile("-1|[0-9]{1,18}", re.ASCII),
+}
 _ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^=,]+)")
 _REFUSED = {
     Status.BUSY: Answer.SYSTEM_BUSY,
@@ -194,10 +204,13 @@ class Topics:
 
     def all_configs(self, request: RemotingRequest) -> None:
         """Answer the configurations of all topics."""
-        table = self._store.topic_table
+        table, as_changes = self._store.topic_table, takes_changes(request)
 
         def read() -> bytes:
             topics = {config.name: _for_others(as_json(config)) for config in table.all()}
+            if as_changes:
+                for topic in topics.values():
+                    topic["attributes"] = _changes(topic["attributes"])
             found = {
                 "dataVersion": version_of(topics),
                 "mappingDataVersion": version_of({}),  # of logical queues, which there are none of
@@ -275,6 +288,22 @@ def _for_others(config: dict[str, Any]) -> dict[str, Any]:
     known = config["attributes"]
     kept = {name: known[name] for name in known if not name.startswith(OWN_ATTRIBUTES)}
     return {**config, "attributes": kept}
+
+
+def takes_changes(request: RemotingRequest) -> bool:
+    """Return whether it is a broker that takes attributes for changes; see `_TAKES_CHANGES`."""
+    connection = request.connection
+    is_broker = connection is not None and connection.fast
+    return is_broker and request.frame.version in _TAKES_CHANGES
+
+
+def _changes(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes as changes that a broker takes; see `_TAKEN`."""
+    return {
+        f"+{name}": value
+        for name, value in attributes.items()
+        if name in _TAKEN and _TAKEN[name].fullmatch(value)
+    }
 
 
 def answer_change(request: RemotingRequest, what: str, done: PutDone) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from hastore.config.model import ApiConfig
 from hastore.protocol.remoting import Answer
+from hastore.server.api.connections import Connection
 from hastore.server.api.server import FAST_PORT_BELOW, ApiServer
 from hastore.server.remoting.door import Door
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
+from tests.server.api.kit import until
 from tests.server.remoting.kit import RemotingClient
 
 
@@ -62,6 +64,26 @@ def test_both_ports_are_served_by_turns() -> None:
     finally:
         assert server.stop(60)
     assert is_free(below(server.endpoint))
+
+
+def test_a_request_tells_at_which_port_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ's slaves are known by that, and get an answer of their own about topics."""
+    seen: list[bool] = []
+
+    def receive(_door: Door, connection: Connection, *_: object) -> None:
+        seen.append(connection.fast)
+
+    monkeypatch.setattr(Door, "receive", receive)
+    server = started(free_endpoint())
+    try:
+        for at, fast in ((server.endpoint, False), (below(server.endpoint), True)):
+            client = RemotingClient(at)
+            client.send(999)
+            until(lambda: bool(seen))
+            assert seen.pop() is fast
+            client.close()
+    finally:
+        assert server.stop(60)
 
 
 def test_a_port_that_is_taken_is_said_once_and_the_node_serves(

@@ -50,6 +50,8 @@ class VirtualClient:
         self._desk = desk
         self.ended = False
         self.remoting = True
+        self.fast = False
+        self.version = 479  # of RocketMQ
         self.proof: Any = None
         self.meter: Meter | None = None
         self.peer = f"127.0.0.1:{number}"
@@ -65,7 +67,7 @@ class VirtualClient:
         """Send a request; return its opaque. Nothing else happens before `run`."""
         opaque = next(self._opaques)
         flag = ONE_WAY if one_way else 0
-        frame = Frame(code, opaque, flag, fields or {}, body, None, language, 479, JSON)
+        frame = Frame(code, opaque, flag, fields or {}, body, None, language, self.version, JSON)
         self._desk.door.receive(self._as_connection, frame, self._desk.clock.now_ms)
         return opaque
 

@@ -124,6 +124,42 @@ def test_attributes_of_hastore_stay_here(node: Node) -> None:
     assert groups["g"]["retryMaxTimes"] == 3
 
 
+def test_a_broker_that_takes_attributes_for_changes_gets_changes_that_it_takes(node: Node) -> None:
+    """5.3.2 and 5.3.3 had dropped all topics at the first attribute without a sign."""
+    for name, attributes in (
+        ("A", "+queue.type=BatchCQ,+message.type=FIFO"), ("B", "+reserve.time=-1"),
+        ("C", "+queue.type=Other,+reserve.time=soon"), ("D", ""),
+    ):  # fmt: skip
+        make_topic(node, name, attributes=attributes)
+    changes: dict[str, Any] = {
+        "A": {"+queue.type": "BatchCQ", "+message.type": "FIFO"}, "B": {"+reserve.time": "-1"},
+        "C": {}, "D": {},
+    }  # fmt: skip
+    plain = {
+        "A": {"queue.type": "BatchCQ", "message.type": "FIFO"}, "B": {"reserve.time": "-1"},
+        "C": {"queue.type": "Other", "reserve.time": "soon"}, "D": {},
+    }  # fmt: skip
+    # 4.9.7, 5.3.1, 5.3.2, 5.3.3, what comes after it, and mqadmin 5.3.3
+    for version, fast, wanted in (
+        (401, True, plain), (475, True, plain), (477, True, changes), (479, True, changes),
+        (481, True, plain), (479, False, plain),
+    ):  # fmt: skip
+        node.client.version, node.client.fast = version, fast
+        topics = node.table(Code.GET_ALL_TOPIC_CONFIG, "topicConfigTable")
+        assert {name: topics[name]["attributes"] for name in "ABCD"} == wanted, (version, fast)
+
+
+def test_such_a_broker_gets_groups_without_attributes(node: Node) -> None:
+    body = b'{"groupName":"g","retryMaxTimes":3,"attributes":{"+a":"1"}}'
+    opaque = node.client.send(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
+    node.desk.run(1.0)
+    assert node.client.answers.pop(opaque).code == Answer.SUCCESS
+    for fast in (False, True):
+        node.client.fast = fast
+        groups = node.table(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroupTable")
+        assert groups["g"]["retryMaxTimes"] == 3 and ("attributes" in groups["g"]) is not fast
+
+
 def linked(ack: int | None, host: str = "127.0.0.1", *, classic: bool = True) -> dict[str, Any]:
     return {"classic": classic, "address": f"{host}:3456", "ack_offset": ack}
 

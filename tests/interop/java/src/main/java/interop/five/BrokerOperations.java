@@ -11,6 +11,7 @@ import java.util.Map;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.broker.filter.MessageEvaluationContext;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.filter.ExpressionType;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
@@ -20,6 +21,7 @@ import org.apache.rocketmq.namesrv.NamesrvController;
 import org.apache.rocketmq.namesrv.routeinfo.RouteInfoManager;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.remoting.protocol.route.QueueData;
 import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
@@ -90,6 +92,9 @@ final class BrokerOperations {
     }
 
     private Object startBroker(JSONObject request) throws Exception {
+        // As BrokerStartup does: a master is told the version of its slave.
+        System.setProperty(RemotingCommand.REMOTING_VERSION_KEY,
+            Integer.toString(MQVersion.CURRENT_VERSION));
         MessageStoreConfig store = Settings.store(request);
         BrokerConfig config = Settings.broker(request);
         // By default a broker refuses sends that waited 200 ms, or while an append takes 1 s: a busy
