@@ -141,7 +141,10 @@ class LoopDriver:
         self._queue: deque[_Queued] = deque()
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._send_handle: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        # And when it is due, by the loop's time: not all loops give a handle that can be asked.
+        # uvloop calls `call_soon` for what is due at once, and gives its handle.
+        self._timer: asyncio.Handle | None = None
+        self._timer_s = 0.0
         self._descriptor = self._transport.fileno()
         loop.add_reader(self._descriptor, self._on_ready)
         loop.call_soon(self._on_ready)
@@ -288,10 +291,10 @@ class LoopDriver:
             return
         at = self._loop.time() + sleep_s
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._timer_s <= at:
                 return  # a call that comes too early costs less than a new timer
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._on_timer)
+        self._timer, self._timer_s = self._loop.call_at(at, self._on_timer), at
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -70,6 +70,32 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+class LoopLikeUvloop(asyncio.SelectorEventLoop):
+    """Call soon what is due at once, and return its handle, which does not know a time."""
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        if when - self.time() < 0.0005:
+            return self.call_soon(callback, *args, **more)
+        return super().call_at(when, callback, *args, **more)
+
+
+@SCHEMES
+def test_it_runs_on_a_loop_whose_handles_do_not_know_their_time(node: Node, scheme: str) -> None:
+    """On uvloop the producer failed, with all messages under way, at a timer due at once."""
+
+    async def main() -> None:
+        async with Producer([node.address.replace("tcp", scheme, 1)]) as producer:
+            driver = producer._driver
+            driver._timer = driver._loop.call_at(0.0, driver._on_timer)  # as if it had set it
+            assert not hasattr(driver._timer, "when")
+            sends = [producer.send("t", b"%d" % number, queue=0) for number in range(20)]
+            await asyncio.gather(*sends)
+            assert bodies(node) == [b"%d" % number for number in range(20)]
+
+    with asyncio.Runner(loop_factory=LoopLikeUvloop) as runner:
+        runner.run(asyncio.wait_for(main(), 120))
+
+
 @SCHEMES
 def test_sends_of_one_loop_iteration_share_a_frame_in_order(node: Node, scheme: str) -> None:
     async def main() -> None:
