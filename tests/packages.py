@@ -16,7 +16,8 @@ BEGIN, END = (
 )
 # What every package may import; the table does not repeat it.
 COMMON = (
-    *("errors", "bounded_log", "clock", "counters", "descriptors", "heap", "service", "shares"),
+    *("errors", "bounded_log", "clock", "counters", "descriptors", "heap", "listeners"),
+    *("service", "shares"),
     "addresses",
     "config.model",
 )
@@ -362,6 +363,7 @@ MODULES = {
     "clock": (),
     "counters": (),
     "heap": (),
+    "listeners": (),
     "descriptors": (),
     "service": (),
     "shares": (),

@@ -41,6 +41,7 @@ from hastore.addresses import address_text, is_loopback, parse_address
 from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ConfigError
+from hastore.listeners import listen
 from hastore.security.audit_log import Note
 from hastore.security.identities import Denied, Identities, Tokens
 from hastore.security.identity import Identity
@@ -607,15 +608,9 @@ def _listen(address: str) -> socket.socket:
     endpoint = parse_address(address)
     if endpoint is None:
         raise ConfigError(f"http: {address!r} is not an address; write HOST:PORT")
-    host, port = endpoint
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(64)
+        listener = listen(*endpoint, 64, ipv4_first=True)
     except OSError as failure:
-        listener.close()
         remedy = "free the port, or give the node another"
         raise ConfigError(
             f"http: cannot listen on {address}: {failure.strerror}; {remedy}"

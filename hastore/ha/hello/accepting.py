@@ -23,9 +23,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from hastore.addresses import address_text, plain_host
 from hastore.bounded_log import BoundedLines
 from hastore.errors import AuthenticationError, HastoreError, ProtocolError, TamperedError
 from hastore.ha.hello.peer import Deadline, break_link, receive_exactly, split_address
+from hastore.listeners import listen
 from hastore.protocol.hello import (
     ANSWER_MAGIC,
     CALL_MAGIC,
@@ -382,11 +384,11 @@ class AcceptSocketService(Service):
     def bind(self, address: str) -> str:
         """Bind and listen; return the bound address. Raises OSError when that fails."""
         host, port = split_address(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=128)
+        # A RocketMQ slave, in Java, may take only the IPv4 address of a name.
+        listener = listen(host, port, 128, ipv4_first=True)
         listener.settimeout(0.5)
         self._listener = listener
-        return f"{host}:{listener.getsockname()[1]}"
+        return address_text(host, listener.getsockname()[1])
 
     def wake(self) -> None:
         """End the wait for a connection: a listener that is shut down accepts no more.
@@ -420,7 +422,7 @@ class AcceptSocketService(Service):
                 sock.settimeout(None)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
-                    self._accept(sock, f"{peer[0]}:{peer[1]}")
+                    self._accept(sock, f"{plain_host(peer[0])}:{peer[1]}")
                 except (HastoreError, OSError, RuntimeError) as error:
                     self._warn("connection of %s:%s failed: %s", peer[0], peer[1], error)
                     sock.close()

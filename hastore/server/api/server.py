@@ -25,7 +25,6 @@ This saves about 10 % of a single put's latency, because the API's thread need n
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import select
@@ -53,6 +52,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.heap import BurstMemory
+from hastore.listeners import listen
 from hastore.protocol import api
 from hastore.protocol.committed_positions import Place
 from hastore.protocol.remoting import Frame
@@ -1096,26 +1096,9 @@ def _listen(address: str) -> socket.socket:
     endpoint = parse_address(address.removeprefix(_SCHEME))
     if endpoint is None:
         raise ConfigError(f"api: {address!r} is not an address; write tcp://HOST:PORT")
-    host, port = endpoint
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    refused: OSError | None = None
-    for family, kind, _, _, target in infos:
-        try:
-            listener = socket.socket(family, kind)
-        except OSError as failure:  # "localhost" may resolve to ::1 on a system without IPv6
-            refused = failure
-            continue
-        try:
-            listener.setblocking(False)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(target)
-            listener.listen(BACKLOG)
-        except OSError as failure:
-            listener.close()
-            refused = failure
-            continue
-        return listener
-    raise refused or OSError(errno.EADDRNOTAVAIL, "no address is known for it")
+    listener = listen(*endpoint, BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
 def _listen_below(endpoint: str) -> socket.socket | None:
