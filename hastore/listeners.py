@@ -4,11 +4,14 @@ import errno
 import socket
 
 
-def listen(host: str, port: int, backlog: int, *, ipv4_first: bool = False) -> socket.socket:
+def listen(
+    host: str, port: int, backlog: int | None, *, ipv4_first: bool = False
+) -> socket.socket:
     """Return a blocking socket that listens; raises OSError, also for a name that is not known.
 
-    `::` takes IPv4 as well, whatever the system's default is. With `ipv4_first` the IPv4 addresses
-    of a name are tried before those of IPv6.
+    Without a backlog it is bound, and does not listen. `::` takes IPv4 as well, whatever the
+    system's default is. With `ipv4_first` the IPv4 addresses of a name are tried before those of
+    IPv6.
     """
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     if ipv4_first:
@@ -25,7 +28,8 @@ def listen(host: str, port: int, backlog: int, *, ipv4_first: bool = False) -> s
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listener.bind(target)
-            listener.listen(backlog)
+            if backlog is not None:
+                listener.listen(backlog)
         except OSError as failure:
             listener.close()
             refused = failure

@@ -7,7 +7,6 @@ import pathlib
 import resource
 import secrets
 import shutil
-import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import call
+from hastore.listeners import listen
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose, Refused, StoreKnown
 from hastore.security.identities import load_identities
@@ -415,17 +415,14 @@ def _ports(config: Config) -> Iterator[Finding]:
         text, told = config.bound(name), getattr(config.nodes[config.node], name)
         endpoint = parse_address(text.removeprefix("tcp://"))
         assert endpoint is not None  # the configuration was checked
-        family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(endpoint)
-            except OSError as failure:
-                remedy = f"free it, or change nodes.{config.node}.{name} in every node's file"
-                if getattr(config.bind, name) is not None:
-                    remedy = f"free it, or change bind.{name}"
-                yield Finding(name, Severity.BAD, f"{text}: {failure.strerror}; {remedy}")
-                continue
+        try:
+            listen(*endpoint, None, ipv4_first=name != "api").close()  # as the node will bind it
+        except OSError as failure:
+            remedy = f"free it, or change nodes.{config.node}.{name} in every node's file"
+            if getattr(config.bind, name) is not None:
+                remedy = f"free it, or change bind.{name}"
+            yield Finding(name, Severity.BAD, f"{text}: {failure.strerror}; {remedy}")
+            continue
         others = "" if told == text else f"; others are told {told}"
         yield Finding(name, Severity.GOOD, f"{text} is free{others}")
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from tests.dledger.store.kit import opened, put
 from tests.process.dledger_group import DLedgerGroup
 from tests.server.kit import group_of_one, running
 from tests.store.kit import FILE_SIZE, message
+from tests.test_listeners import V6, needs_ipv6
 
 
 @pytest.fixture
@@ -218,3 +220,15 @@ def test_the_file_of_identities_is_checked(node, tmp_path):
     path.chmod(0o640)
     finding = found(node, "identities", **given)
     assert finding.verdict is Severity.BAD and "chmod 600" in finding.text
+
+
+@needs_ipv6
+@pytest.mark.parametrize("port", ["api", "ha", "http"])
+def test_a_port_at_a_name_that_has_an_ipv6_address_only(node, monkeypatch, port):
+    """It was said to be taken, also where the node could bind it."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [V6])
+    scheme = "tcp://" if port == "api" else ""
+    bound = {f"bind.{port}": f"{scheme}node.example:0"}
+    opened = {f"{one}.allow_unauthenticated": "true" for one in ("api", "ha")}
+    finding = found(node, port, **bound, **opened)
+    assert finding.verdict is Severity.GOOD, finding.text
