@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import select
+import sys
+
 from hastore.addresses import KAZOO_MISSING, is_group_address, parse_group_address
 from hastore.client.connections.proving import Prover, make_prover
 from hastore.client.connections.socket_transport import SocketTransport
@@ -23,9 +26,14 @@ def make_transport(
 
     `zk://` selects the nodes that a group has in ZooKeeper (the extra `zk`); their addresses come
     later, from the transport. `zmq+tcp://` selects libzmq (the extra `zmq`), which cannot speak
-    TLS. Raises UsageError for mixed schemes, or if kazoo or pyzmq is needed and not installed, and
-    ConfigError for files of `security`.
+    TLS. Raises UsageError for mixed schemes, without select.epoll, or if kazoo or pyzmq is needed
+    and not installed, and ConfigError for files of `security`.
     """
+    if not hasattr(select, "epoll"):
+        raise UsageError(
+            "this process has no select.epoll: a client needs Linux, and where gevent patches the "
+            "process, gevent.monkey.patch_all(select=False, thread=False)"
+        )
     prover = make_prover(security)
     if len(addresses) == 1 and is_group_address(addresses[0]):
         return (), _by_registry(addresses[0], clock, prover)
@@ -43,6 +51,16 @@ def make_transport(
         raise UsageError(f"{ZMQ_SCHEME} needs pyzmq: pip install 'hastore[zmq]'") from missing
     plain = tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses)
     return plain, ZmqTransport(prover)
+
+
+def check_threads() -> None:
+    """Raise UsageError if gevent has replaced the threads: one that waits would stop them all."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        raise UsageError(
+            "gevent has replaced this process's threads, and a producer that waits in one of them "
+            "would stop them all: call gevent.monkey.patch_all(select=False, thread=False)"
+        )
 
 
 def _by_registry(address: str, clock: Clock, prover: Prover | None) -> Transport:

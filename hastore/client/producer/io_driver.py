@@ -42,7 +42,7 @@ from typing import Any
 from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Transport
-from hastore.client.connections.transport_factory import make_transport
+from hastore.client.connections.transport_factory import check_threads, make_transport
 from hastore.client.lifecycle import CarefulLog, Lifecycle
 from hastore.client.producer.futures import LocklessCondition, Outcome, SendFuture
 from hastore.client.producer.master_calls import MasterCall
@@ -76,7 +76,11 @@ class IoDriver:
         security: SecurityLike = None,
         transport: Transport | None = None,
     ) -> None:
-        """Start to connect; `transport` is used if there is one, instead of a new one."""
+        """Start to connect; `transport` is used if there is one, instead of a new one.
+
+        Raises UsageError if gevent has replaced the threads.
+        """
+        check_threads()
         self._window = window
         self._timeout_ms = options.delivery_timeout_ms
         self._now_ms = clock.monotonic_ms
