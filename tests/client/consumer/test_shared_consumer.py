@@ -462,7 +462,9 @@ def test_the_listener_may_commit_the_other_queues_when_it_is_told_of_a_loss(
     end_leases(one, TopicQueue("t", 1))
     one.poll(1, LIMIT_S)
     assert told.calls[1] == ("fenced", queues(1))
-    assert sorted(one.committed()) == queues(0, 2, 3)
+    # Queue 1 may have come back before the commit: then it begins anew, and is committed at 0.
+    beyond = [name for name, at in one.committed().items() if at.queue_offset]
+    assert sorted(beyond) == queues(0, 2, 3)
 
 
 def test_a_lease_that_is_over_gives_no_message(
