@@ -192,7 +192,7 @@ class Outbox:
         self._messages = [one for one in self._messages if not isinstance(one[1], AppendRequest)]
 
     def send(self) -> None:
-        """Hand all messages to the links."""
+        """Hand all messages to the links. Raises StoreBrokenError if the index is damaged."""
         if not self._messages:
             return
         messages, self._messages = self._messages, []
@@ -200,6 +200,8 @@ class Outbox:
             try:
                 for one in filled(message, self._store):
                     self._links.send(peer, one)
+            except StoreBrokenError:  # it is so each time, and the peer would never get anything
+                raise
             except HastoreError as error:
                 # A later step of this batch has cut the entries, or retention has removed them: the
                 # core sends what is right after its next answer.

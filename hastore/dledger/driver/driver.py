@@ -594,7 +594,10 @@ class DLedgerDriver(Service):
 
     def _finish(self) -> None:
         """Send what was posted, and ask for a flush; `_calls.run()` comes after the lock."""
-        self._outbox.send()
+        try:
+            self._outbox.send()
+        except StoreBrokenError as failure:
+            self._leave(str(failure))
         self._syncs.request()
         self._pace.wake_if_sooner()
 

@@ -36,7 +36,13 @@ from hastore.config.model import StoreConfig
 from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
 from hastore.dledger.store.entry_check import check_chain, check_taken
 from hastore.dledger.store.hard_state import HardStateFiles
-from hastore.errors import ProtocolError, StoreFullError, UsageError, unopened_store
+from hastore.errors import (
+    ProtocolError,
+    StoreBrokenError,
+    StoreFullError,
+    UsageError,
+    unopened_store,
+)
 from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.fs.memory import MemoryFileSystem
 from hastore.protocol.dledger import AppendRequest
@@ -278,11 +284,17 @@ class EntryStore:
         """Return the CRC-32 of an entry's bytes, header included; None for an absent one.
 
         None too for a damaged or unreadable one, which is to be repaired: its bytes are not what
-        this node has taken. Raises StoreError if retention removes it meanwhile.
+        this node has taken; and for one that the index does not find any more. Raises StoreError if
+        retention removes it meanwhile.
         """
         if not self.begin_index <= index <= self.end_index:
             return None
-        unit, messages = self._index.unit(index), self.messages
+        messages = self.messages
+        try:
+            unit = self._index.unit(index)
+        except StoreBrokenError as failure:
+            log.error("entry %d cannot be found: %s", index, failure)
+            return None
         try:
             with messages.view(unit.pos, unit.size) as view:
                 header = read_header(view, 0, unit.size, unit.pos)

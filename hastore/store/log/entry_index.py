@@ -9,6 +9,7 @@ Any thread may read. Who changes entries holds the log's lock. `write` and `sync
 thread.
 """
 
+import errno
 import logging
 import threading
 from bisect import bisect_right
@@ -112,8 +113,9 @@ class EntryIndex:
         if found is None:
             self._check_there(index)  # it was cut meanwhile
             raise StoreBrokenError(
-                f"{self.directory}: the unit of entry {index} is damaged; stop the node, remove the"
-                " folder, and start the node again: it writes the index anew from the log"
+                f"{self.directory}: the unit of entry {index} is damaged or unreadable; stop the"
+                " node, remove the folder, and start the node again: it writes the index anew from"
+                " the log"
             )
         return found
 
@@ -124,11 +126,18 @@ class EntryIndex:
             )
 
     def read_unit(self, index: int) -> Unit | None:
-        """Read a unit from its file; None if it is missing or no unit of this entry."""
+        """Read a unit from its file; None if it is missing, unreadable, or of no such entry."""
         start = index * _UNIT // self.file_bytes * self.file_bytes
-        with self._writing:
-            file = self._open(start, create=False)
-            raw = b"" if file is None else file.pread(_UNIT, index * _UNIT - start)
+        try:
+            with self._writing:
+                file = self._open(start, create=False)
+                raw = b"" if file is None else file.pread(_UNIT, index * _UNIT - start)
+        except OSError as failure:
+            if failure.errno != errno.EIO:
+                raise
+            # A bad sector is damage: what it had is in the log, too.
+            log.error("the unit of entry %d cannot be read: %s", index, failure)
+            return None
         found = unpack_unit(raw, index)
         return None if found is None else Unit(*found)
 

@@ -26,12 +26,14 @@ from hastore.errors import (
     StoreFullError,
     UsageError,
 )
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL, file_name
 from hastore.ha.hello.peer import call
 from hastore.ha.master.group_transfer import Need
 from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest, MemberSet
 from hastore.protocol.dledger_link import Received, append_frames, message_frame
 from hastore.protocol.hello import Linked
+from hastore.record.log_format import INDEX_UNIT_BYTES
+from hastore.store.log import entry_index
 from hastore.store.log_store import LogStore
 from tests.dledger.driver.groups import SETTINGS, STORE, DriverGroup, running_group
 from tests.dledger.links.test_peer_links import said
@@ -113,6 +115,43 @@ def test_a_killed_follower_catches_up(group):
     assert leader.put_confirmed(b"x")[0] == "PUT_OK", "two of three are a majority"
     group.start(follower.number)
     assert len(equal_logs(group)) > 1_800_000
+
+
+@pytest.mark.parametrize("is_rot", [True, False], ids=["rot", "bad sector"])
+def test_a_leader_whose_index_lost_what_a_follower_lacks_lets_another_lead(
+    tmp_path, monkeypatch, is_rot
+):
+    monkeypatch.setattr(entry_index, "_KEPT_BYTES", 8 * INDEX_UNIT_BYTES)
+    with running_group(tmp_path) as group:
+        group.put(b"first")
+        group.settled()
+        leader = group.leader()
+        late = next(node for node in group.running if node is not leader)
+        late.kill()
+        for _ in range(50):
+            leader.put_confirmed(b"x")
+        index = leader.store.messages.entries
+        if is_rot:
+            name = file_name(0)
+            size = pathlib.Path(index.directory, name).stat().st_size
+            pathlib.Path(index.directory, name).write_bytes(bytes(size))
+        else:
+
+            def pread(_count, _offset):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            monkeypatch.setattr(index._open(0, create=False), "pread", pread)
+        with pytest.raises(StoreBrokenError, match="damaged or unreadable; stop the node"):
+            leader.store.end_position(1)
+        (late,) = group.start(late.number)
+        wait_for(lambda: late.store.end_index >= 50, "the follower has what it lacked")
+        assert "the unit of entry" in leader.driver.left
+        assert any("writes the index anew" in one for one in leader.driver.problems())
+        leader.kill()
+        shutil.rmtree(index.directory)
+        group.start(leader.number)
+        group.put(b"last")
+        assert b"last" in equal_logs(group)
 
 
 def test_a_follower_begins_anew_where_retention_has_left_something(tmp_path):
