@@ -24,7 +24,14 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.cli.completing import complete_nodes
-from hastore.cli.own_node import ANSWER_S, ask_node, ask_own_status, node_name, refuse_other_file
+from hastore.cli.own_node import (
+    ANSWER_S,
+    ask_node,
+    ask_own_status,
+    node_name,
+    refuse_hanging,
+    refuse_other_file,
+)
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 10.0
 _POLL_S = 0.05
 _ASK_AGAIN_S = 1.0  # the leader notes each request
+_MAY_BE_DONE = "; if the disk returns within 60 s, it may still do this"
 
 Status = dict[str, Any]
 
@@ -76,6 +84,7 @@ def request(
         )
     if before["leader"] != config.node:
         raise HastoreError(_not_leading(config, before))
+    refuse_hanging(config, before)
     root = config.store.root
     path = request_path(root)
     is_here = REAL.is_dir(os.path.dirname(path))  # otherwise write_request says so
@@ -134,6 +143,8 @@ def _wait(config: Config, request_id: str, patience_s: float) -> Status:
                 text = f"{taken['outcome']}: {taken['reason']}"
                 raise HastoreError(f"{node_name(config)}: {text}")
             return status
+        if taken.get("id") != request_id:
+            refuse_hanging(config, status, _MAY_BE_DONE)
         if time.monotonic() > deadline:
             raise HastoreError(
                 f"{node_name(config)} has not done it within {patience_s:g} s; whether it will is "

@@ -151,6 +151,15 @@ def node_name(config: Config) -> str:
     return f"node {config.node} ({config.nodes[config.node].api})"
 
 
+def refuse_hanging(config: Config, status: dict[str, Any] | None, more: str = "") -> None:
+    """Raise HastoreError if a leader could not take a request, as its disk hangs."""
+    if status is not None and status.get("sync_hangs"):
+        raise HastoreError(
+            f"{node_name(config)}: its disk hangs, so it takes no request; it hands over by itself "
+            f"if another member can lead: look at the disk, and at `hastore status`{more}"
+        )
+
+
 def _known(addresses: Sequence[str]) -> Sequence[str]:
     """Return the addresses of nodes; those that a group has in ZooKeeper, if that is given."""
     if not is_group_address(addresses[0]):

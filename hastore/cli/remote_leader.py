@@ -9,7 +9,7 @@ import secrets
 from typing import NamedTuple
 
 from hastore.cli.common import print_note
-from hastore.cli.own_node import as_node, node_name
+from hastore.cli.own_node import as_node, node_name, refuse_hanging
 from hastore.cli.remote_nodes import (
     CHANGE_S,
     Missed,
@@ -56,6 +56,7 @@ def ask_leader(path: str, command: str, node: int, by: int | None) -> Made:
     if already is not None:
         print_note(f"nothing to do: {already}")
         return Made(own, status, None)
+    refuse_hanging(own, status)
     request_id = secrets.token_hex(8)
     change = api.MembersChange(
         request_id, command, node, int(status["term"]), sorted(numbers_in(status["members"])), by

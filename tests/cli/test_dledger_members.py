@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from hastore.cli import dledger
+from hastore.cli import dledger, remote_leader
 from hastore.config.file import load_config
 from hastore.dledger.driver.requests import _not_addable
 from hastore.errors import HastoreError
@@ -83,3 +83,19 @@ def test_a_removal_says_that_few_are_left(monkeypatch, capsys, members, text):
         ["-c", "node1.yaml", "--node", "4", "--json"], standalone_mode=False
     )
     assert capsys.readouterr().err.startswith(text)
+
+
+def test_a_leader_whose_disk_hangs_is_not_waited_for(clock, monkeypatch):
+    """What takes a request there waits for the disk; after 10 s nothing would be known."""
+    path = str(ROOT / "conf" / "dledger-n0.yaml")
+    status = {**MEMBER, "sync_hangs": True, "request": {"id": "earlier", "outcome": "DONE"}}
+    monkeypatch.setattr(dledger, "ask_node", lambda _config: status)
+    monkeypatch.setattr(dledger, "refuse_other_file", lambda *_: None)
+    with pytest.raises(HastoreError, match=r"its disk hangs, .*within 60 s, it may still"):
+        dledger._wait(load_config(path), "given", 10.0)
+    with pytest.raises(HastoreError, match="its disk hangs, so it takes no request"):
+        dledger.request(path, "transfer", 2, 10.0)
+    monkeypatch.setattr(remote_leader, "ask_statuses", lambda _config: ({1: status}, {}))
+    with pytest.raises(HastoreError, match="its disk hangs, so it takes no request"):
+        remote_leader.ask_leader(path, "transfer", 2, None)
+    assert clock.now == 0.0

@@ -128,6 +128,7 @@ from hastore.store.append.results import Guards, PutResults
 log = logging.getLogger(__name__)
 
 LOOK_MS = 200.0  # how often the thread looks for requests, a broken store, and room on the disk
+SLOW_SYNC_MS = 500.0  # while a sync takes longer, no request is taken
 TIMED_EVERY = 8  # of so many puts one is timed until each peer has it
 TRANSFER_WAIT_S = 1.5  # how long a leader that stops waits for its successor
 
@@ -808,7 +809,10 @@ class DLedgerDriver(Service):
             self._do(SyncHangs(self._clock.monotonic_ms(), hangs))
         if self.core is not None:
             self.links.follow_members()
-            self._requests.run_next()
+            # To take a request is to wait for the disk. With one that may hang this thread would
+            # not see it, and would neither beat nor hand over: the request waits instead.
+            if self.store.messages.flush_service.running_ms < SLOW_SYNC_MS:
+                self._requests.run_next()
 
 
 class RequestRunner:

@@ -471,6 +471,38 @@ def test_a_leader_whose_disk_hangs_hands_over_and_can_still_be_asked(group, monk
     assert leader.driver.core.term == following.driver.core.term
 
 
+def test_a_request_on_a_disk_that_hangs_does_not_keep_the_leader_from_handing_over(
+    group, monkeypatch
+):
+    """To take a request is to sync a folder, in the thread that sees the hang."""
+    monkeypatch.setattr("hastore.store.log.flush.HANGS_MS", 1_000.0)
+    monkeypatch.setattr("hastore.dledger.driver.driver.SLOW_SYNC_MS", 1.0)
+    leader = group.leader()
+    followed(leader)
+    core, root = leader.driver.core, leader.config.store.root
+    end, hangs = hang(leader, monkeypatch)
+    returns, pop = threading.Event(), leader.driver._requests._file.pop
+
+    def held_pop():
+        if os.path.exists(request_path(root)):
+            assert returns.wait(120)
+        return pop()
+
+    monkeypatch.setattr(leader.driver._requests._file, "pop", held_pop)
+    leader.put(b"x")
+    assert hangs.wait(60)
+    wait_for(lambda: leader.store.messages.flush_service.running_ms > 1.0)
+    to = next(one for one in core.members if one != leader.number)
+    write_request(REAL, root, "transfer", to, term=core.term, members=core.members,
+                  wall_ms=SYSTEM_CLOCK.wall_ms())  # fmt: skip
+    assert group.leader(but=leader).put_confirmed(b"y")[0] == "PUT_OK"
+    wait_for(lambda: leader.driver.status()["leader"] is None, "it has stepped down")
+    returns.set()
+    end()
+    wait_for(lambda: (leader.driver.status()["request"] or {}).get("outcome") == "REFUSED")
+    equal_logs(group)
+
+
 def test_a_leader_without_a_majority_beside_its_hanging_disk_goes_on(group, monkeypatch):
     """It could not give another one the vote that this one would need."""
     monkeypatch.setattr("hastore.store.log.flush.HANGS_MS", 200.0)
