@@ -283,6 +283,14 @@ class DLedgerCore:
         """Return why a put is refused now: a name of Code. None: the driver may append."""
         return self._leader.refusal()
 
+    def saves_first(self, message: Message) -> bool:
+        """Whether this node may have to save what a message says: a vote, term, list or cut."""
+        if message.term > self._state.term or isinstance(message, _SAVED_FIRST):
+            return True
+        if isinstance(message, CommitRequest):
+            return message.recall_index != NO_INDEX
+        return isinstance(message, AppendRequest) and bool(message.members)
+
     # -- events ------------------------------------------------------------------------------------
 
     def step(self, event: Event) -> Update:
@@ -356,7 +364,7 @@ class DLedgerCore:
             check_message(message)
         except ProtocolError:
             return  # the link has reported it, and closes; no message of a peer may end this node
-        if self._state.hangs and self._saves_first(message):
+        if self._state.hangs and self.saves_first(message):
             return  # the driver would stand still; the peer sends it again when the sync returns
         if isinstance(message, VoteRequest):
             self._on_vote_request(peer, message, update)
@@ -364,14 +372,6 @@ class DLedgerCore:
             self._on_leader_message(peer, message, update)
         elif peer in self._state.members or peer in self._leader.dispatchers:
             self._on_answer(peer, message, update)
-
-    def _saves_first(self, message: Message) -> bool:
-        """Whether this node may have to save what a message says: a vote, term, list or cut."""
-        if message.term > self._state.term or isinstance(message, _SAVED_FIRST):
-            return True
-        if isinstance(message, CommitRequest):
-            return message.recall_index != NO_INDEX
-        return isinstance(message, AppendRequest) and bool(message.members)
 
     def _on_link(self, event: LinkChanged, update: Update) -> None:
         state, peer = self._state, event.peer

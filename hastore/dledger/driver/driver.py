@@ -118,7 +118,9 @@ from hastore.protocol.dledger import (
     CompareRequest,
     InstallRequest,
     MemberSet,
+    Message,
     TruncateRequest,
+    VoteResponse,
 )
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
@@ -397,6 +399,8 @@ class DLedgerDriver(Service):
             now = self._clock.monotonic_ms()
             for message, data in messages:
                 assert message is not None
+                if self._would_wait(message):
+                    continue  # the peer sends it again
                 if isinstance(message, CompareRequest):
                     found = contradiction(message, self.store)
                     if found is not None:
@@ -424,6 +428,20 @@ class DLedgerDriver(Service):
                 self._syncs.sync_here(now)
             except StoreBrokenError as failure:
                 self._break(failure)
+
+    def _would_wait(self, message: Message) -> bool:
+        """Whether the disk may hang, and a message lets this node save something first.
+
+        It would wait with the lock held: nothing could be asked, and no other message be read. Who
+        asked for a vote has asked anew, or given up, once that takes an election timeout.
+        """
+        core = self.core
+        if core is None or not self._syncs.enabled:
+            return False
+        running_ms = self.store.messages.flush_service.running_ms
+        if running_ms <= self._settings.election_timeout_ms:
+            return False
+        return isinstance(message, VoteResponse) or core.saves_first(message)
 
     def _is_misplaced(self, peer: int, request: InstallRequest) -> bool:
         """Whether a leader lets the log begin where none can; such a message ends its link."""

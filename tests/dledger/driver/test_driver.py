@@ -29,7 +29,13 @@ from hastore.errors import (
 from hastore.fs.filesystem import REAL, file_name
 from hastore.ha.hello.peer import call
 from hastore.ha.master.group_transfer import Need
-from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest, MemberSet
+from hastore.protocol.dledger import (
+    AppendRequest,
+    HeartBeatRequest,
+    InstallRequest,
+    MemberSet,
+    VoteRequest,
+)
 from hastore.protocol.dledger_link import Received, append_frames, message_frame
 from hastore.protocol.hello import Linked
 from hastore.record.log_format import INDEX_UNIT_BYTES
@@ -469,6 +475,38 @@ def test_a_leader_whose_disk_hangs_hands_over_and_can_still_be_asked(group, monk
     end()
     equal_logs(group)
     assert leader.driver.core.term == following.driver.core.term
+
+
+def test_a_node_that_is_asked_for_its_vote_before_its_disk_is_known_to_hang_can_still_be_asked(
+    group, monkeypatch
+):
+    leader = group.leader()
+    followed(leader)
+    hung, other = [node for node in group.running if node is not leader]
+    end, hangs = hang(hung, monkeypatch)
+    leader.put(b"x")
+    assert hangs.wait(60)
+    flush, asked = hung.store.messages.flush_service, threading.Semaphore(0)
+    wait_for(lambda: flush.running_ms > SETTINGS.election_timeout_ms)
+    would_wait = hung.driver._would_wait
+
+    def looked_at(message):
+        if isinstance(message, VoteRequest):
+            asked.release()
+        return would_wait(message)
+
+    monkeypatch.setattr(hung.driver, "_would_wait", looked_at)
+    leader.kill()
+    try:
+        for _ in range(3):  # the other one asks again and again
+            assert asked.acquire(timeout=60)
+        status = hung.driver.status()
+        assert (status["term"], status["voted_for"]) == (1, leader.number), "it saved no vote"
+        assert other.driver.core.role is Role.CANDIDATE
+    finally:
+        end()
+    assert group.leader(but=leader).put_confirmed(b"y")[0] == "PUT_OK"
+    equal_logs(group)
 
 
 def test_a_request_on_a_disk_that_hangs_does_not_keep_the_leader_from_handing_over(
