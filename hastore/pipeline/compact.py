@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 
 from hastore.client import Admin
 from hastore.client.connections.bootstrap import cluster_of, parse_bootstrap
-from hastore.errors import ForbiddenError, StoreFullError, UsageError
+from hastore.errors import ForbiddenError, MessageIllegalError, StoreFullError, UsageError
 from hastore.pipeline.compact_files import (
     FRESH,
     Fitting,
@@ -54,14 +54,15 @@ from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import open_backend, open_head, select
+from hastore.spark.sink.options import check_destination
 from hastore.spark.worker import interrupted_later
 
 COLUMNS = (
     *("key", "value", "partition", "offset", "timestamp", "headers", "tags"),
     "physicalOffset",
 )
-_DDL = (
-    "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
+_DDL = (  # "timestamp" alone may have no zone: spark.sql.timestampType
+    "key binary, value binary, partition int, offset bigint, timestamp timestamp_ltz, "
     "headers array<struct<key:string,value:binary>>, tags string, physicalOffset bigint"
 )
 log = logging.getLogger(__name__)
@@ -391,7 +392,14 @@ _ONE_TASK = {
 
 
 def check_new(destination: Destination) -> None:
-    """Raise UsageError if the topic has messages already."""
+    """Raise UsageError if the topic has messages already, or can have none.
+
+    Once the first run has committed, the target cannot get another topic.
+    """
+    try:
+        check_destination(destination.topic)
+    except MessageIllegalError as failure:
+        raise UsageError(f"--to-topic: {failure}") from failure
     with Admin(parse_bootstrap(destination.servers.split(","))) as admin:
         queues = admin.topics().get(destination.topic, {})
     if any(end > 0 for _, end in queues.values()):

@@ -29,6 +29,12 @@ STAGED = (
     "left_out bigint"
 )
 _READ_ROWS = 65_536
+# Whatever the session says: rows that are left out would be lost, and times must not change.
+_AS_WRITTEN = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "datetimeRebaseMode": "CORRECTED",
+}
 _SHOWN_BYTES = 100  # of a key, in an error
 
 
@@ -233,7 +239,8 @@ class RowReader:
 def read_rows(spark: SparkSession, target: str, names: Sequence[str], ddl: str) -> DataFrame:
     """Return the rows of a target's files. In a bucket each file is a task, in the list's order."""
     if not is_bucket(target):
-        return spark.read.schema(ddl).parquet(*(spark_path(Path(target, name)) for name in names))
+        paths = [spark_path(Path(target, name)) for name in names]
+        return spark.read.options(**_AS_WRITTEN).schema(ddl).parquet(*paths)
     reader: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = RowReader(
         target, tuple(names)
     )

@@ -35,7 +35,8 @@ from hastore.spark.read.planning import open_backend, select
 
 SAMPLE_MAX_S = 366 * 86_400.0
 TIMESTAMP_MAX_MS = (2**63 - 1) // 1000  # the source's times are not farther from 1970
-SOURCE_SCHEMA = "topic string, timestamp timestamp, bornTimestamp timestamp, size int"
+# "timestamp" alone may have no zone: spark.sql.timestampType.
+SOURCE_SCHEMA = "topic string, timestamp timestamp_ltz, bornTimestamp timestamp_ltz, size int"
 _EXACT = 128  # latencies below it have buckets of their own
 _BITS = 6  # larger ones share a bucket if their 7 leading binary digits are the same
 _PERCENTILES = (0.5, 0.9, 0.99)

@@ -14,6 +14,7 @@ from hastore.spark.worker import ZONE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 _registered: "WeakKeyDictionary[SparkSession, str]" = WeakKeyDictionary()
@@ -66,7 +67,7 @@ def read_topic(
     if columns is not None:
         if headers or metadata:
             raise UsageError("headers and metadata add columns; name them in `columns` instead")
-        reader = reader.schema(_ddl(columns))
+        reader = reader.schema(_schema(columns))
     elif headers or metadata:
         given |= {"includeHeaders": str(headers), "includeMetadata": str(metadata)}
     frame: DataFrame = reader.options(**given).load()
@@ -105,17 +106,17 @@ def _limit(
     return {f"{prefix}Offsets": json.dumps({topics[0]: dict(limit)})}
 
 
-def _ddl(columns: Sequence[str]) -> str:
-    """Return the schema of some columns, in Spark's DDL."""
-    from hastore.spark.arrow.schema import COLUMN_TYPES, Column
+def _schema(columns: Sequence[str]) -> "StructType":
+    """Return the schema of some columns: in DDL a session would say what a timestamp is."""
+    from hastore.spark.arrow.schema import Column, projection_of
 
-    types = {column.value: COLUMN_TYPES[column].simpleString() for column in Column}
-    unknown = [name for name in columns if name not in types]
+    known = [column.value for column in Column]
+    unknown = [name for name in columns if name not in known]
     if unknown:
         raise UsageError(
-            f"format 'hastore' has no column {unknown[0]!r}; it has " + ", ".join(types)
+            f"format 'hastore' has no column {unknown[0]!r}; it has " + ", ".join(known)
         )
-    return ", ".join(f"`{name}` {types[name]}" for name in columns)
+    return projection_of(Column(name) for name in columns).schema
 
 
 # -- the lag of a stream ---------------------------------------------------------------------------

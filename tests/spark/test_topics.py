@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql.types import TimestampType
 
 from hastore.demo.flights import find_flights, read_delays, read_flights
 from hastore.errors import UsageError
+from hastore.pipeline.stats import StatsOptions, run_stats
+from hastore.pipeline.where import Where
 from hastore.spark import read_topic
 from tests.spark.stores import numbered, write_store
 
@@ -46,6 +49,19 @@ def test_columns_are_the_projection_in_their_order(spark, store):
     frame = read_topic(spark, ["flights"], path=store, columns=["offset", "value", "headers"])
     assert frame.columns == ["offset", "value", "headers"]
     assert frame.count() == 100
+
+
+def test_a_time_has_a_zone_whatever_the_session_says(spark, store):
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        chosen = read_topic(spark, "flights", path=store, columns=["timestamp", "offset"])
+        assert chosen.count() == 100
+        assert chosen.schema["timestamp"].dataType == TimestampType()
+        whole = read_topic(spark, "flights", path=store)
+        assert whole.where("timestamp IS NOT NULL").count() == 100
+        assert run_stats(spark, Where(str(store)), StatsOptions()).topics[0]["messages"] == 100
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
 
 
 def test_offsets_and_moments_bound_the_read(spark, store):

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from hastore.errors import MessageIllegalError, UsageError
-from hastore.record.properties import check_topic
+from hastore.record.topic_records import check_name
 from hastore.spark.options.durations import (
     DEFAULT_PATIENCE,
     DELIVERY_TIMEOUT,
@@ -142,17 +142,25 @@ def _parse_topic(options: Mapping[str, str]) -> str | None:
     topic = options.get(TOPIC)
     if topic is not None:
         try:
-            check_topic(topic)
+            check_destination(topic)
         except MessageIllegalError as failure:
             raise UsageError(f"option 'topic': {failure}") from failure
     return topic
+
+
+def check_destination(topic: str) -> None:
+    """Raise MessageIllegalError for a topic that cannot be written.
+
+    Nodes take some of the topics of the group itself, but a pattern, and so a job, reads none.
+    """
+    check_name(topic)
 
 
 def _topic_of_view(options: Mapping[str, str]) -> str | None:
     """Return the topic of `subscribe`, if it is a single one that may be written."""
     topic = options.get("subscribe", "").strip()
     try:
-        check_topic(topic)
+        check_destination(topic)
     except MessageIllegalError:
         return None
     return topic

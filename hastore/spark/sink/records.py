@@ -38,10 +38,9 @@ from hastore.record.properties import (
     NODE_MARKS,
     NULL,
     PRODUCER_PROPERTIES,
-    check_topic,
 )
 from hastore.record.topic_records import MAX_QUEUES
-from hastore.spark.sink.options import SinkColumns
+from hastore.spark.sink.options import SinkColumns, check_destination
 
 ROW_BITS = 32
 _BATCH_BITS = 27  # 2**59 has 18 digits
@@ -325,7 +324,7 @@ class RecordBuilder:
         """Return a topic after its length; raises MessageIllegalError."""
         found = self._topics.get(name)
         if found is None:
-            check_topic(name)
+            check_destination(name)
             found = self._topics[name] = bytes((len(name),)) + name.encode()
         return found
 

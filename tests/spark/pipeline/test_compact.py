@@ -1,5 +1,6 @@
 """The job `compact` on a real session: the latest message of each key, over several runs."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -10,14 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from hastore.client import Admin
-from hastore.errors import CorruptRecordError, PositionLostError, UsageError
+from hastore.errors import CorruptRecordError, HastoreError, PositionLostError, UsageError
 from hastore.pipeline import compact as compact_job
 from hastore.pipeline.committed import committed_dataset
 from hastore.pipeline.compact import (
     CompactOptions,
     Destination,
     Published,
+    check_compact,
     compact,
+    compact_with,
     has_lost,
     publish_again,
 )
@@ -218,6 +221,82 @@ def test_a_run_that_fails_leaves_the_target_as_it_was(spark, tmp_path):
     file.write_bytes(whole)
     compact(spark, where, str(target))
     assert compacted(spark, target)[0] == model(messages)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("a.b", "no dots"), ("HASTORE_FOO", "the group's own"), ("TBW102", "RocketMQ's own")],
+)
+def test_a_topic_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path, name, problem):
+    write_store(tmp_path / "store", keyed(10, random.Random(3)))
+    where, target = Where(str(tmp_path / "store"), topics=("t",)), str(tmp_path / "target")
+    options = CompactOptions(destination=Destination(name, "127.0.0.1:1"))
+    with pytest.raises(UsageError, match=f"--to-topic: .*{problem}"):
+        check_compact(where, target, options)
+    with pytest.raises(UsageError, match=f"--to-topic: .*{problem}"):
+        compact_with(lambda: pytest.fail("Spark was started"), where, target, options)
+    assert check_compact(where, target, CompactOptions()) is None  # another run is not bound by it
+
+
+@contextlib.contextmanager
+def settings_of(spark, **settings):
+    """Set what a user's configuration may have set, for a moment."""
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+@pytest.mark.full
+def test_a_damaged_file_of_the_target_ends_a_run_whatever_the_session_says(spark, tmp_path):
+    messages = keyed(60, random.Random(2))
+    store, target = tmp_path / "store", tmp_path / "target"
+    where = Where(str(store), topics=("t",))
+    write_store(store, messages[:30])
+    compact(spark, where, str(target))
+    (file,) = target.glob("topic=t/*.parquet")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    shutil.rmtree(store)
+    write_store(store, messages)
+    skip = {"spark.sql.files.ignoreCorruptFiles": "true"}
+    with settings_of(spark, **skip), pytest.raises(HastoreError, match="is not a Parquet file"):
+        compact(spark, where, str(target))
+    file.write_bytes(whole)
+    compact(spark, where, str(target))
+    assert compacted(spark, target)[0] == model(messages)[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"spark.sql.timestampType": "TIMESTAMP_NTZ"},
+        {
+            "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
+            "spark.sql.session.timeZone": "America/New_York",
+        },
+    ],
+)
+def test_times_stay_those_of_the_log_whatever_the_session_says(spark, tmp_path, settings):
+    times = [-62_135_596_800_000, -3_153_600_000_000, 0, 1_741_505_400_000]
+    messages = [
+        ("t", 0, {"body": b"x", "properties": b"KEYS\x01%d\x02" % at, "store_timestamp_ms": at})
+        for at in times
+    ]
+    store, target = tmp_path / "store", tmp_path / "target"
+    where = Where(str(store), topics=("t",))
+    with settings_of(spark, **settings):
+        for count in (3, 4):
+            shutil.rmtree(store, ignore_errors=True)
+            write_store(store, messages[:count])
+            compact(spark, where, str(target))
+    (file,) = target.glob("topic=t/*.parquet")
+    found = pq.read_table(file, columns=["timestamp"], partitioning=None)["timestamp"]
+    assert sorted(found.cast(pa.int64()).to_pylist()) == [1_000 * at for at in times]
 
 
 @pytest.fixture

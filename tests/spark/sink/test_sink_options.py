@@ -79,6 +79,7 @@ def test_delivery_timeout(text, seconds):
         ({"deliveryTimeout": "soon"}, "'deliveryTimeout' is 'soon'; use a duration"),
         ({"topic": "a b"}, "option 'topic': topic 'a b'"),
         ({"topic": "a.b"}, "no dots as in Kafka's: write - or _ for a dot"),
+        ({"topic": "HASTORE_FOO"}, "option 'topic': topic HASTORE_FOO: .* are the group's own"),
         ({"hastore.bootstrap.servers": " , "}, "is empty"),
         ({"asyncProgressTrackingEnabled": "true"}, "unknown option 'asyncProgress"),
         ({"writeId": " "}, "'writeId' is empty"),
@@ -171,6 +172,7 @@ def test_a_view_writes_what_it_reads():
     assert (options.topic, options.default_topic) == (None, "t")
     assert check_columns(schema([V]), None, options.default_topic) == SinkColumns(0)
     assert parse(subscribe="a,b").default_topic is None
+    assert parse(subscribe="HASTORE_POSITIONS").default_topic is None
     assert parse(topic="u", subscribe="t").topic == "u"
     with pytest.raises(UsageError, match="if this is a table.*CREATE TEMPORARY VIEW"):
         parse_sink_options({}, streaming=False)

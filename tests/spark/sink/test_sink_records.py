@@ -184,6 +184,7 @@ def test_bytes_that_are_not_utf8_are_stored_as_they_are():
         ({"topic": None}, "'topic' is null"),
         ({"topic": "a b"}, "topic 'a b'"),
         ({"topic": "a.b"}, "no dots"),
+        ({"topic": "HASTORE_FOO"}, "are the group's own"),
         ({"partition": -1}, "'partition' is -1"),
         ({"key": b"a\x01b"}, "'key' has a byte 1 or 2"),
         ({"tags": "\x02"}, "'tags' has a byte 1 or 2"),
