@@ -94,7 +94,8 @@ def table_of(target):
 
 
 def files_of(target):
-    return [pq.read_table(file) for file in sorted(target.glob("data/*/*/*.parquet"))]
+    files = sorted(target.glob("data/*/*/*.parquet"))
+    return [pq.read_table(file, partitioning=None) for file in files]
 
 
 def write_anew(store, messages):
