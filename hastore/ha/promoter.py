@@ -45,7 +45,7 @@ from hastore.ha.rules.epochs import (
     next_epoch,
     nothing_to_compare,
 )
-from hastore.ha.rules.following import diverged, kept_log, refused_log
+from hastore.ha.rules.following import diverged, kept_log, refused_log, with_written_over
 from hastore.ha.rules.promotion import (
     PeerAnswer,
     Requirements,
@@ -116,7 +116,7 @@ class Promoter:
         replies = ask_all(member, Purpose.SURVEY)
         self._check_overtaken(replies)
         self._check_no_refusal(replies, flags)
-        hellos = [own, *(r.hello for r in replies if r.hello is not None)]
+        hellos = with_written_over([own, *(r.hello for r in replies if r.hello is not None)])
         kept = self._kept(hellos, flags)
         problem = diverged(hellos, None if kept is None else own.node)
         if problem is not None and not flags.force_unclean:
@@ -154,7 +154,8 @@ class Promoter:
         self._require_enough(required, answers, replies, flags)
         own = member.hello(Purpose.SURVEY)
         # One that has refused the promise is copied by nobody: what it has does not count here.
-        hellos = [own, *(r.hello for r in replies if _promised(r) and r.hello is not None)]
+        promised = [r.hello for r in replies if _promised(r) and r.hello is not None]
+        hellos = with_written_over([own, *promised])
         if self._kept(hellos, flags) != kept:
             raise PromotionRefused("this log has changed during the survey; trying again")
         self._catch_up(epoch, self._sources(answers, hellos, kept), replies, flags)

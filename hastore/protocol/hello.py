@@ -87,6 +87,10 @@ class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
     start: int
     acks: int
     nodes: tuple[int, ...]
+    # The resumptions of the epoch by its master, after restarts, that this log has met: (number,
+    # the end of the master's log then), both rising. None: not known, as in what an earlier version
+    # has written; such an entry parts from no other.
+    resumed: tuple[tuple[int, int], ...] | None = None
 
 
 class WireWrittenOver(msgspec.Struct, frozen=True, array_like=True):

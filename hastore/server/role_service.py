@@ -518,7 +518,8 @@ class RoleService(Service):
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch:
                 return  # a promise was made meanwhile; the next attempt sees it
-            member.state.note_resumed((node for node, _ in member.peers), end)
+            others = [node for node, _ in member.peers]
+            member.state.note_resumed(others, end, member.clock.wall_ms())
             self._open_ha(entry)
             member.open_epoch = epoch
             member.gate.open(epoch)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hastore.errors import HastoreError, PromotionRefused
 from hastore.ha.promoter import Flags
-from tests.ha.simulation import Crash, SimNode, Violation, World, installed
+from tests.ha.simulation import Crash, SimNode, Violation, World, installed, size_of
 from tests.ha.test_flips import Flips, follow_until
 
 
@@ -362,6 +362,96 @@ def a_refused_slave_is_promoted(*, gives_up: bool) -> None:
             raise Violation("the logs do not become equal")
         if two.store.data.startswith(kept) is not gives_up or begin >= len(kept):
             raise Violation("other messages are kept than the operator wants")
+
+
+def a_late_slave_comes_in_the_next_epoch(
+    *, leader: int = 1, followed: bool = True, confirmed: bool = True
+) -> None:
+    """A master loses its log's end, writes others messages over it, and its epoch ends, while a
+    slave that has the lost end is away all the time. When that one comes, its messages are not
+    taken for the new master's, and stay if it knows them as confirmed.
+
+    `leader` begins the new epoch. It has `followed` the old master, or copies its log only then.
+    """
+    with a_master_that_wrote_over_a_lost_end(more=1) as (group, master, two, begin):
+        kept = bytes(two.store.data)
+        group.world.cut_off = {2}
+        if followed:
+            follow(group, master, 3)
+        master = group.promote(leader)
+        group.put(master)
+        group.world.cut_off = set()
+        if not master.open or len(kept) >= master.state.history[-1].start:
+            raise Violation("a flip without the slave that is away")
+        if not confirmed:
+            two.store.confirmed_offset = begin
+        for accept_loss in (False, True):
+            two.client.accept_loss = accept_loss
+            for _ in range(3):
+                follow(group, master, 2)
+                if two.stream is not None and two.store.data != master.store.data:
+                    raise Violation("a slave follows over other messages of an older epoch")
+            if confirmed and not accept_loss and bytes(two.store.data) != kept:
+                raise Violation("confirmed messages are cut without the operator")
+            if (accept_loss or not confirmed) and two.stream is None:
+                raise Violation("a slave that may cut its log does not follow")
+
+
+def nobody_leads_who_mixes_a_lost_end() -> None:
+    """The master that wrote over its lost end is gone before the slave that has that end meets it.
+    Another slave has what the master wrote instead: it leads, without a copy from the first, which
+    has more. The first one leads only if an operator gives up what the other one has.
+    """
+    for number, flags in ((3, Flags()), (2, Flags(accept_loss=True))):
+        with a_master_that_wrote_over_a_lost_end(more=1) as (group, master, two, begin):
+            three = follow(group, master, 3)
+            report(group, master)
+            own = {2: bytes(two.store.data), 3: bytes(three.store.data)}
+            assert begin < len(own[2]) and own[2][begin] != own[3][begin]
+            epoch = master.state.last_epoch
+            two.store.data += bytes([200]) * size_of(200)  # it has more than the other one
+            own[2] = bytes(two.store.data)
+            master.die()
+            refuses(group, (2,), epoch)
+            leader = group.promote(number, flags)
+            if not leader.open or bytes(leader.store.data) != own[number]:
+                raise Violation("a promotion mixes other messages of one epoch")
+            group.put(leader)
+            master.start()
+            for each in (1, 2, 3) * 3:
+                if each != number:
+                    group.node(each).client.accept_loss = True
+                    follow(group, leader, each)
+            if len({bytes(node.store.data) for node in group.world.nodes.values()}) > 1:
+                raise Violation("the logs do not become equal")
+
+
+def a_master_that_lost_nothing_cuts_nobody() -> None:
+    """A master restarts many times in one epoch, and a slave misses some of that: none is refused
+    or cut in that epoch or the next, and the history stays short.
+    """
+    with a_group() as group:
+        master = group.promote(1)
+        for number in range(12):
+            group.put(master)
+            follow(group, master, 2)
+            if number % 5 == 4:
+                follow(group, master, 3)
+            group.put(master)
+            master.die()
+            master.start()
+            if not master.resume() or len(master.state.history[-1].resumed or ()) > 3:
+                raise Violation("a master that has lost nothing does not go on")
+            kept = [bytes(group.node(each).store.data) for each in (2, 3)]
+            group.put(master)
+        for leader in (1, 3):
+            master = group.promote(leader)
+            for number, log in enumerate(kept, 2):
+                follow(group, master, number)
+                node = group.node(number)
+                same = node.store.data == master.store.data and node.store.data.startswith(log)
+                if not same or node.world.counts.get("lost end"):
+                    raise Violation("a slave of a master that has lost nothing is cut")
 
 
 def a_refused_slave_is_copied_anew() -> None:

@@ -521,6 +521,21 @@ def waits_superseded() -> list[Patch]:
     return [(promoter.Promoter, "_go_on", lambda self, epoch, progress: self._say(progress))]
 
 
+def resume_unmarked() -> list[Patch]:
+    """The history does not say where a master has resumed its epoch."""
+    return [(node_state, "resumed_entry", lambda entry, *_resumption: entry)]
+
+
+def resume_unasked() -> list[Patch]:
+    """A promotion does not ask whether one log has what a master has written over in another."""
+    return [(promoter, "with_written_over", list)]
+
+
+def resume_untaken() -> list[Patch]:
+    """A slave that follows does not take over where its master has resumed its epoch."""
+    return [(receiver, "same_resumptions", lambda mine, _theirs: mine)]
+
+
 BUGS: dict[str, Callable[[], list[Patch]]] = {
     bug.__name__: bug
     for bug in (
@@ -532,6 +547,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         told_beyond, open_below, survey_counts, dropped_at_once, hidden_for_ever, written_left_out,
         floor_shared, ends_unstated, ends_unconfirmed, ends_in_part, fence_blocked, waits_blocked,
         waits_superseded, own_for_many, own_below_start, own_unwritten,
+        resume_unmarked, resume_unasked, resume_untaken,
     )
 }  # fmt: skip
 

@@ -567,7 +567,8 @@ class SimNode:
             if member.state.data.promised_epoch != epoch or member.open_epoch:
                 return False
             assert self.ha is not None
-            member.state.note_resumed((node for node, _ in member.peers), end)
+            others = [node for node, _ in member.peers]
+            member.state.note_resumed(others, end, self.world.clock.wall_ms())
             self.ha.open_epoch(member.state.history[-1], sync=True)
             member.open_epoch = epoch
             member.gate.open(epoch)

@@ -15,8 +15,10 @@ import pytest
 
 from tests.ha.directed_walks import (
     a_candidate_asks_late,
+    a_late_slave_comes_in_the_next_epoch,
     a_master_counts_what_it_has_not_synced,
     a_master_returns_with_a_shorter_log_than_its_slave,
+    a_master_that_lost_nothing_cuts_nobody,
     a_node_dies_in_the_middle_of_a_cut,
     a_node_restarts_twice_after_a_power_loss,
     a_node_that_refuses_its_promise_vouches_for_nothing,
@@ -25,7 +27,9 @@ from tests.ha.directed_walks import (
     a_refused_slave_stays_refused,
     a_slave_has_all_bytes_but_not_the_entry,
     a_source_follows_another_master_while_it_is_copied,
+    nobody_leads_who_mixes_a_lost_end,
 )
+from tests.ha.lost_ends import lying_walk
 from tests.ha.planted import BUGS, planted
 from tests.ha.sim_queues import walk_with_queues
 from tests.ha.simulation import Violation, walk
@@ -59,6 +63,7 @@ QUICK = (
     "fence_blocked", "waits_blocked", "waits_superseded", "own_for_many", "own_below_start",
     "own_unwritten", "below_start", "own_unflushed", "unclean_forgotten", "hello_counts",
     "source_moved", "lower_promised", "cut_without_intent", "resume_short",
+    "resume_unmarked", "resume_unasked", "resume_untaken",
 )  # fmt: skip
 # Where the hunt for a mistake begins that the first walks do not meet; where the simulation has
 # changed so that this walk does not either, the hunt goes on behind it.
@@ -80,6 +85,9 @@ DIRECTED = {
     "lower_promised": a_candidate_asks_late,
     "own_below_start": a_slave_has_a_part_of_an_older_tail,
     "own_unwritten": a_master_loses_what_it_had_not_synced,
+    "resume_unmarked": a_late_slave_comes_in_the_next_epoch,
+    "resume_unasked": nobody_leads_who_mixes_a_lost_end,
+    "resume_untaken": a_master_that_lost_nothing_cuts_nobody,
     "ends_unconfirmed": functools.partial(a_statement_is_cut_by_a_failover, 0),
     "ends_in_part": functools.partial(a_statement_is_cut_by_a_failover, 1),
 }
@@ -170,6 +178,34 @@ def test_a_refused_slave_that_cannot_cut_is_copied_anew():
 
 def test_a_node_that_refuses_its_promise_vouches_for_nothing():
     a_node_that_refuses_its_promise_vouches_for_nothing()
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+@pytest.mark.parametrize(("leader", "followed"), [(1, False), (1, True), (3, True), (3, False)])
+def test_a_late_slave_of_a_master_that_lost_its_end_parts_in_the_next_epoch(
+    leader, followed, confirmed
+):
+    a_late_slave_comes_in_the_next_epoch(leader=leader, followed=followed, confirmed=confirmed)
+
+
+def test_a_promotion_does_not_mix_what_a_master_lost_with_what_it_wrote_instead():
+    nobody_leads_who_mixes_a_lost_end()
+
+
+def test_restarts_that_lost_nothing_cut_nobody():
+    a_master_that_lost_nothing_cuts_nobody()
+
+
+def test_a_slave_never_follows_over_what_a_disk_has_lost():
+    first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
+    count = int(os.environ.get("HASTORE_SEEDS", "60"))
+    print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
+    seen: dict[str, int] = {}
+    for seed in range(first, first + count):
+        for what, times in lying_walk(seed).counts.items():
+            seen[what] = seen.get(what, 0) + times
+    for what in ("put", "open", "resume", "prefix", "lie", "healed"):
+        assert seen.get(what, 0) > count // 6, (what, seen)
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))

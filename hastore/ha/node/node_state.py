@@ -25,6 +25,7 @@ from hastore.ha.rules.epochs import (
     keep_until,
     last_epoch,
     prune,
+    resumed_entry,
 )
 
 log = logging.getLogger(__name__)
@@ -293,14 +294,19 @@ class NodeState:
         )
         self.save(unclean=True, epoch_over=True)
 
-    def note_resumed(self, others: Iterable[int], end: int) -> None:
-        """Record, durably, that this master resumes its epoch with a log that ends at `end`."""
+    def note_resumed(self, others: Iterable[int], end: int, now_ms: int) -> None:
+        """Record, durably, that this master resumes its epoch with a log that ends at `end`.
+
+        The history knows it too, for the time when the epoch has ended (`epochs.parted`).
+        """
         # What was written since the first resumption is not the same: that one's end stays, unless
         # the log's end was lost again, below it.
         was = self.data.unmet
         unmet = was | {one: min(end, was.get(one, end)) for one in others}
         if unmet != self.data.unmet:
-            self.save(unmet=unmet)
+            *before, entry = self.data.history
+            entry = resumed_entry(entry, set(unmet.values()), end, now_ms // 1000)
+            self.save(unmet=unmet, history=(*before, entry))
 
     def note_met(self, node: int) -> None:
         """Record, durably, that a node follows: it has nothing that this master lacks."""
@@ -344,14 +350,14 @@ class NodeState:
             if any(getattr(data, name) != value for name, value in changes.items()):
                 self.save(**changes)
 
-    def take_entries(self, entries: Sequence[EpochEntry], keep: int | None = None) -> None:
-        """Keep the first `keep` own entries (None: all), then `entries`, a master's; one write.
+    def take_entries(self, entries: Sequence[EpochEntry], own: History | None = None) -> None:
+        """Take over `entries`, a master's, behind `own` (None: the present history), in one write.
 
         The write is durable. The promised epoch's own entry resets `acks_min`, `acks_max` and
         `node_lists`.
         """
         with self._lock:
-            history = self.data.history[:keep] + tuple(entries)
+            history = (self.data.history if own is None else own) + tuple(entries)
             changes: dict[str, object] = {"history": history}
             for entry in entries:
                 if entry.epoch >= self.data.promised_epoch:

@@ -16,7 +16,13 @@ from hastore.errors import (
 )
 from hastore.ha.node.member import Member
 from hastore.ha.node.replica_log import ReplicaLog
-from hastore.ha.rules.epochs import History, agreed, due_entries, next_start
+from hastore.ha.rules.epochs import (
+    History,
+    agreed,
+    due_entries,
+    next_start,
+    same_resumptions,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +52,9 @@ class Receiver:
         self.full: str | None = None  # why nothing is appended; None while there is room
 
     def begin(self) -> None:
-        """Take over the entries that start at the log's end, before the first byte."""
+        """Take over the entries that start at the log's end, and which resumptions its bytes are
+        of, before the first byte.
+        """
         with self._member.gate.entered(self._epoch) as mine:
             self._check_epoch(mine)
             self._member.state.note_written_over(None)  # both logs are the same up to here
@@ -142,8 +150,8 @@ class Receiver:
     def _take_entries(self) -> None:
         member = self._member
         mine, end = member.state.history, member.store.max_offset
-        base = agreed(mine, end, self._history)
+        base = same_resumptions(agreed(mine, end, self._history), self._history)
         due = due_entries(base, end, self._history)
-        if due or len(base) < len(mine):
-            member.state.take_entries(due, keep=len(base))
+        if due or base != mine:
+            member.state.take_entries(due, base)
         self._bound = next_start(member.state.history, self._history)

@@ -15,8 +15,10 @@ they agree. The last part of the module compares a reader's position with a node
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
+
+import msgspec
 
 from hastore.protocol.hello import WireEpoch, WireWrittenOver
 
@@ -71,11 +73,16 @@ def keep_until(history: History, end: int) -> History:
 def prune(history: History) -> History:
     """Return the history within its bounds: ENTRIES_MAX entries, HISTORY_BYTES_MAX encoded.
 
-    First, the older entries of epochs that wrote nothing are removed. This is safe: if another log
-    still has such an entry, the entry before it gives the same common point. If the history is then
-    still too long, at most the newest ENTRIES_MAX / 2 entries stay, and one entry of FLOOR_EPOCH
-    replaces all older ones (none does if these wrote nothing). The last entry always stays.
+    First, if it has too many bytes, the older entries no longer say where their epochs were
+    resumed. Then the older entries of epochs that wrote nothing are removed. This is safe: if
+    another log still has such an entry, the entry before it gives the same common point. If the
+    history is then still too long, at most the newest ENTRIES_MAX / 2 entries stay, and one entry
+    of FLOOR_EPOCH replaces all older ones (none does if these wrote nothing). The last entry always
+    stays.
     """
+    if not _fits(history, len(history), HISTORY_BYTES_MAX):
+        old = max(0, len(history) - RECENT_ENTRIES)
+        history = (*without_resumptions(history[:old]), *history[old:])
     if _fits(history, ENTRIES_MAX, HISTORY_BYTES_MAX):
         return history
     recent = max(1, len(history) - RECENT_ENTRIES)  # entry 0 stays: it says where the log began
@@ -98,10 +105,14 @@ def prune(history: History) -> History:
 
 
 def _fits(history: History, entries: int, size_bytes: int) -> bool:
-    """Whether a history is within both bounds. An entry takes at most 27 bytes and 3 per node."""
+    """Whether a history is within both bounds.
+
+    An entry takes at most 28 bytes, 3 per node and 19 per resumption.
+    """
     if len(history) > entries:
         return False
-    return sum(27 + 3 * len(entry.nodes) for entry in history) <= size_bytes
+    sizes = (28 + 3 * len(one.nodes) + 19 * len(one.resumed or ()) for one in history)
+    return sum(sizes) <= size_bytes
 
 
 def forgotten_end(mine: History, my_end: int, theirs: History, their_end: int) -> int:
@@ -123,7 +134,8 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
 
     Both histories are walked back to the newest epoch that they share. Its bytes end at some offset
     in each log; the common point is the smaller of the two offsets. The result is (0, 0) when the
-    histories share no epoch.
+    histories share no epoch. It is not beyond the place where the two logs part because the epoch's
+    master has resumed it without the end of its log (`parted`).
 
     FLOOR_EPOCH counts as shared only when my log has nothing else and lies wholly inside the other
     log's range of it, as an interrupted copy does. In all other cases the logs may have diverged
@@ -135,7 +147,64 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
     my_range, their_range = _end_of(mine, index, my_end), _end_of(theirs, other, their_end)
     if mine[index].epoch == FLOOR_EPOCH and (len(mine) > 1 or my_end > their_range):
         return 0, 0
-    return min(my_range, their_range), index + 1
+    apart = parted(mine[index], theirs[other])
+    ends = (my_range, their_range) if apart is None else (my_range, their_range, apart)
+    return min(ends), index + 1
+
+
+def resumed_entry(entry: EpochEntry, ends: Collection[int], end: int, now_s: int) -> EpochEntry:
+    """Return the entry of an epoch that its master resumes with a log that ends at `end`.
+
+    A log that was without this master since an earlier resumption parts from it at the lowest end
+    of those that it missed. Only such ends are kept: `ends`, one for each node that has not
+    followed since, so there are never more than nodes. The new resumption's number is greater than
+    all before it, also if the clock (`now_s`) goes back; if the state of a node is restored from
+    an older copy, the clock makes it another number.
+    """
+    if entry.resumed is None:
+        return entry  # a slave may have bytes of any time, and not know it
+    kept = tuple((number, at) for number, at in entry.resumed if at in ends and at < end)
+    number = max(now_s, last_resumption(entry) + 1)
+    return msgspec.structs.replace(entry, resumed=(*kept, (number, end)))
+
+
+def last_resumption(entry: EpochEntry) -> int:
+    """Return the number of the last resumption that a log knows of an epoch, 0 without any."""
+    return entry.resumed[-1][0] if entry.resumed else 0
+
+
+def parted(mine: EpochEntry, theirs: EpochEntry) -> int | None:
+    """Return where two logs of one epoch may part, because its master resumed it and one of them
+    was not there; None if they do not by what is known.
+
+    A master has all of its epoch before any slave. So a slave that has not followed since, and has
+    more than the master had when it resumed, has what the master's disk has lost. The master has
+    written other bytes there since.
+    """
+    if mine.resumed is None or theirs.resumed is None:
+        return None
+    older, newer = sorted((mine, theirs), key=last_resumption)
+    missed = [at for number, at in newer.resumed or () if number > last_resumption(older)]
+    return min(missed, default=None)
+
+
+def without_resumptions(history: History) -> History:
+    """Return the entries as of a log that does not know which resumptions its bytes are of."""
+    return tuple(msgspec.structs.replace(entry, resumed=None) for entry in history)
+
+
+def same_resumptions(mine: History, theirs: History) -> History:
+    """Return my entries with the resumptions that the other log knows of the epochs of both.
+
+    My log is a part of the other one: its bytes are of the same time.
+    """
+    known = {entry.epoch: entry.resumed for entry in theirs}
+    return tuple(
+        msgspec.structs.replace(entry, resumed=known[entry.epoch])
+        if known.get(entry.epoch, entry.resumed) != entry.resumed
+        else entry
+        for entry in mine
+    )
 
 
 def named_common(mine: History, my_end: int, theirs: History, their_end: int) -> int:

@@ -9,16 +9,21 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from hastore.ha.rules.epochs import (
     FLOOR_EPOCH,
     History,
     WrittenOver,
     classic_range,
     common_point,
+    epoch_node,
     forgotten_end,
     keep_until,
     last_epoch,
+    last_resumption,
     nothing_to_compare,
+    parted,
 )
 from hastore.protocol.hello import Hello, Refused, Resync, RewindTo, StreamFrom
 
@@ -123,6 +128,30 @@ def diverged(hellos: Sequence[Hello], keeps: int | None = None) -> str | None:
     return None
 
 
+def with_written_over(hellos: Sequence[Hello]) -> list[Hello]:
+    """Return these HELLOs, and let each say what the others show: they have bytes that the master
+    of the node's last epoch has written since a resumption, where the node has those that the
+    master's disk had lost. The node does not know it if it has not met that master since.
+    """
+    return [
+        hello
+        if hello.written_over is not None
+        else msgspec.structs.replace(hello, written_over=_written_over(hello, hellos))
+        for hello in hellos
+    ]
+
+
+def _written_over(hello: Hello, hellos: Sequence[Hello]) -> WrittenOver | None:
+    epoch, places = last_epoch(hello.history), []
+    for other in hellos:
+        if epoch and last_epoch(other.history) == epoch:
+            mine, theirs = hello.history[-1], other.history[-1]
+            at = parted(mine, theirs) if last_resumption(mine) < last_resumption(theirs) else None
+            if at is not None and at < min(hello.max_offset, other.max_offset):
+                places.append(at)
+    return WrittenOver(epoch, min(places), epoch_node(epoch)) if places else None
+
+
 def kept_log(own: Hello, hellos: Sequence[Hello]) -> WrittenOver | None:
     """Return what a candidate keeps that its master has replaced, if its operator gives up what
     others have there. None if there is no such thing, or another node has a later epoch: the
@@ -151,7 +180,7 @@ def refused_log(hellos: Sequence[Hello], own: int) -> str | None:
 def written_over_text(node: int, over: WrittenOver) -> str:
     """Say what a master has replaced of what `node` has, and what an operator can do."""
     return (
-        f"node {over.node}, the master of epoch {over.epoch}, has refused node {node} as its "
+        f"node {over.node}, the master of epoch {over.epoch}, refuses node {node} as its "
         f"slave: from {over.offset} on it has written other messages than node {node} has, which "
         f"may be acknowledged. Start node {over.node}, if it is down: while it is the master, "
         f"`hastore demote --accept-loss` for node {node} gives up what this one has from there on. "

@@ -192,7 +192,7 @@ def overtaking(known: int, opened: Iterable[tuple[int, int]]) -> tuple[int, int]
 
 def new_entry(epoch: int, start: int, acks: int, nodes: tuple[int, ...]) -> EpochEntry:
     """Return the entry that a promotion appends."""
-    return EpochEntry(epoch, start, acks, tuple(sorted(nodes)))
+    return EpochEntry(epoch, start, acks, tuple(sorted(nodes)), ())
 
 
 def kept_apart(history: History, over: WrittenOver, entry: EpochEntry) -> History:

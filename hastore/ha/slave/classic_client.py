@@ -220,7 +220,7 @@ class ClassicStream(SlaveStream):
     def _begin_history(self, start: int) -> None:
         config = self._member.config
         entry = EpochEntry(CLASSIC_EPOCH, start, config.effective_acks, self._member.nodes)
-        self._member.state.take_entries([entry], keep=0)
+        self._member.state.take_entries([entry], ())
 
     def _follow_limits(self) -> None:
         """Let readers see all whole records: a RocketMQ master sends no confirmed offset."""

@@ -22,7 +22,13 @@ from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.replica.receiver import require_open
 from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at, finish_cut
-from hastore.ha.rules.epochs import History, WrittenOver, common_point, named_common
+from hastore.ha.rules.epochs import (
+    History,
+    WrittenOver,
+    common_point,
+    named_common,
+    without_resumptions,
+)
 from hastore.ha.slave.crc_check import DamagedRecordError
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
@@ -201,7 +207,8 @@ class HAClient(Follower):
         Entries at this log's end are left out if the last rewind's answer said that the master does
         not know them, and this master does not know them either. They stay on the disk until the
         entries or bytes that replace them arrive. Another master may know them: without them it
-        could find another common point than this node, and refuse it for ever.
+        could find another common point than this node, and refuse it for ever. An empty log has no
+        bytes of the time before a resumption.
         The confirmed offset may be lowered to the common point (`confirmed_for` says when).
         """
         hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
@@ -211,6 +218,8 @@ class HAClient(Follower):
         at_end = all(entry.start >= hello.max_offset for entry in mine[shared:])
         if history == mine and known <= shared and at_end:
             hello = msgspec.structs.replace(hello, history=mine[:shared])
+        if hello.min_offset == hello.max_offset:  # as a resync leaves it that a crash has ended
+            hello = msgspec.structs.replace(hello, history=without_resumptions(hello.history))
         confirmed = confirmed_for(self._member.store, hello, master)
         return msgspec.structs.replace(hello, confirmed_offset=confirmed)
 

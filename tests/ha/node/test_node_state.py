@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from hastore.config.model import Role
@@ -122,12 +123,28 @@ def test_opening_an_epoch_drops_the_marks_in_one_step(files):
 def test_a_master_that_loses_the_end_again_knows_the_lower_one(files):
     state = boot(files)
     state.open_epoch((entry(E1, 0),))
-    state.note_resumed((2, 3), 700)
+    state.note_resumed((2, 3), 700, 0)
     state.note_met(3)
-    state.note_resumed((2, 3), 800)
+    state.note_resumed((2, 3), 800, 0)
     assert load(files).data.unmet == {2: 700, 3: 800}
-    state.note_resumed((2, 3), 650)
+    state.note_resumed((2, 3), 650, 0)
     assert load(files).data.unmet == {2: 650, 3: 650}
+
+
+def test_a_resumption_is_in_the_history_for_the_time_after_the_epoch(files):
+    state = boot(files)
+    state.open_epoch((msgspec.structs.replace(entry(E1, 0), resumed=()),))
+    state.note_resumed((2, 3), 700, 9_000)
+    again = load(files)
+    assert again.history[-1].resumed == ((9, 700),)
+    again.note_resumed((2, 3), 800, 20_000)  # nobody has followed meanwhile
+    assert again.history[-1].resumed == ((9, 700),)
+    again.note_met(3)
+    again.note_resumed((2, 3), 900, 30_000)
+    assert load(files).history[-1].resumed == ((9, 700), (30, 900))
+    again.open_epoch((*again.history, entry(E2, 950)))
+    data = load(files).data
+    assert data.history[0].resumed == ((9, 700), (30, 900)) and not data.unmet
 
 
 def test_a_resynced_history_brings_the_acks_of_its_last_entry(files):

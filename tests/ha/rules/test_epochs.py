@@ -21,7 +21,10 @@ from hastore.ha.rules.epochs import (
     last_epoch,
     next_epoch,
     next_start,
+    parted,
     prune,
+    resumed_entry,
+    same_resumptions,
     start_of,
 )
 
@@ -150,13 +153,63 @@ def test_the_older_half_becomes_one_entry_without_a_writer():
     assert epoch_node(FLOOR_EPOCH) == 0 and next_epoch(0, 1) > FLOOR_EPOCH
 
 
-@given(st.integers(1, 1200), st.integers(1, 300), st.sampled_from([0, 1, 1 << 50]))
-def test_a_history_of_any_group_is_bounded(count, nodes, step):
+@given(
+    st.integers(1, 1200), st.integers(1, 300), st.sampled_from([0, 1, 1 << 50]), st.integers(0, 300)
+)
+def test_a_history_of_any_group_is_bounded(count, nodes, step, resumptions):
     history = written(count, tuple(range(60_000, 60_000 + nodes)), step)
+    resumed = tuple((n << 32, n << 50) for n in range(1, min(resumptions, nodes + 1) + 1))
+    history = tuple(msgspec.structs.replace(one, resumed=resumed) for one in history)
     kept = prune(history)
     assert len(msgspec.msgpack.encode(kept)) <= HISTORY_BYTES_MAX
     assert kept[-1] == history[-1] and len(kept) <= epochs.ENTRIES_MAX
     assert prune(kept) == kept
+
+
+def marked(*resumed, start=0):
+    return EpochEntry(1 << 16 | 1, start, 1, (1, 2, 3), resumed)
+
+
+def test_two_logs_of_one_epoch_part_at_the_lowest_end_that_one_has_missed():
+    never, once, twice = marked(), marked((5, 70)), marked((5, 70), (6, 90))
+    assert (parted(never, once), parted(once, never)) == (70, 70)
+    assert (parted(never, twice), parted(once, twice), parted(twice, twice)) == (70, 90, None)
+    assert parted(marked((5, 70)), marked((6, 60))) == 60  # it lost its end again, below
+    unknown = entry(1 << 16 | 1, 0)
+    assert parted(unknown, twice) is parted(twice, unknown) is None
+    assert common_point((never,), 200, (twice,), 150) == (70, 1)
+    assert common_point((once,), 80, (twice,), 150) == (80, 1)  # a part of the other log
+    late = (twice, entry(2 << 16 | 2, 150))
+    assert common_point((never,), 200, late, 900) == common_point(late, 900, (never,), 200)
+    assert common_point((never,), 200, late, 900) == (70, 1)
+    assert same_resumptions((never,), late) == (twice,)
+    assert same_resumptions((twice,), (unknown,)) == (unknown,)
+
+
+def test_resumptions_are_kept_only_where_a_node_parts():
+    one = resumed_entry(marked(), {70}, 70, now_s=5)
+    assert one == marked((5, 70))
+    two = resumed_entry(one, {70, 90}, 90, now_s=4)  # the clock has gone back
+    assert two == marked((5, 70), (6, 90))
+    assert resumed_entry(two, {95}, 95, now_s=9) == marked((9, 95))  # all have followed since
+    assert resumed_entry(two, {70, 95}, 95, now_s=9) == marked((5, 70), (9, 95))
+    assert resumed_entry(two, {60}, 60, now_s=9) == marked((9, 60))
+    unknown = entry(1 << 16 | 1, 0)
+    assert resumed_entry(unknown, {70}, 70, now_s=9) is unknown
+
+
+def test_an_earlier_version_reads_entries_and_its_own_have_no_resumptions():
+    class Earlier(msgspec.Struct, frozen=True, array_like=True):
+        epoch: int
+        start: int
+        acks: int
+        nodes: tuple[int, ...]
+
+    old = Earlier(7, 5, 1, (1, 2))
+    for coder in (msgspec.msgpack, msgspec.json):
+        said = coder.encode(EpochEntry(7, 5, 1, (1, 2), ((8, 9),)))
+        assert coder.decode(said, type=Earlier) == old
+        assert coder.decode(coder.encode(old), type=EpochEntry) == EpochEntry(7, 5, 1, (1, 2))
 
 
 @given(histories(), histories(), st.integers(0, 9), st.integers(0, 9))

@@ -107,7 +107,7 @@ def test_the_most_advanced_is_by_epoch_then_end_and_this_node_wins_ties(raws):
 
 def test_epochs_of_candidates():
     assert next_epoch(0, 3) == 1 << 16 | 3 and next_epoch(E3, 2) == 4 << 16 | 2
-    assert new_entry(E1, 5, 2, (3, 1)) == EpochEntry(E1, 5, 2, (1, 3))
+    assert new_entry(E1, 5, 2, (3, 1)) == EpochEntry(E1, 5, 2, (1, 3), ())
 
 
 def test_bytes_before_the_first_entry_are_of_epoch_0():

@@ -17,7 +17,7 @@ from hastore.ha import promoter
 from hastore.ha.hello.peer import call
 from hastore.ha.master import ha_service
 from hastore.ha.master.group_transfer import Need
-from hastore.ha.rules.epochs import EpochEntry
+from hastore.ha.rules.epochs import EpochEntry, History
 from hastore.ha.slave import slave_stream
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
@@ -646,8 +646,8 @@ def test_an_answer_without_its_entry_writes_nothing_beyond_the_start(make_group)
     seen = []
     take, append = two.state.take_entries, two.store.append_replica
 
-    def note_entries(entries: list[EpochEntry], **more: int) -> None:
-        take(entries, **more)
+    def note_entries(entries: list[EpochEntry], own: History) -> None:
+        take(entries, own)
         seen.extend(("entry", entry.start) for entry in entries)
 
     def note_bytes(offset, data):

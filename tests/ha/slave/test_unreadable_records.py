@@ -199,7 +199,7 @@ def test_a_record_that_the_broker_has_with_a_wrong_crc_hinders_no_start(
         wait_for(lambda: node.store.dispatched_offset == len(log), "the log")
         node.store.flush()
     if promoted:
-        node.state.take_entries([EpochEntry(65537, len(log), 0, (1,))], keep=1)
+        node.state.take_entries([EpochEntry(65537, len(log), 0, (1,))], node.state.history[:1])
     for _ in range(2):
         node.stop()
         caplog.clear()
@@ -243,7 +243,7 @@ def test_a_wrong_crc_in_bytes_that_are_not_known_to_be_the_brokers_is_damage(mak
         wait_for(lambda: node.store.dispatched_offset == len(log), "the log")
         node.store.flush()
     if writer == "this node":
-        node.state.take_entries([EpochEntry(65537, places[1], 0, (1,))], keep=1)
+        node.state.take_entries([EpochEntry(65537, places[1], 0, (1,))], node.state.history[:1])
     node.stop()
     if writer == "unknown":
         (group.root / "node1" / "hastore" / "node.json").unlink()
