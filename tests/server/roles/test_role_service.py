@@ -735,6 +735,38 @@ def test_a_master_whose_slave_has_more_of_its_epoch_begins_a_new_one(
         assert mine == theirs and any(mine)
 
 
+def test_a_slave_that_missed_what_was_written_over_a_lost_end_is_known_in_the_next_epoch(
+    pair: Nodes,
+) -> None:
+    """By the histories without resumptions the old epoch reaches beyond that slave's end."""
+    one, two = pair.running[1], pair.running[2]
+    fill_a_little(one)
+    kept = one.store.max_offset
+    fill_a_little(one)
+    end, epoch = one.store.max_offset, one.state.last_epoch
+    wait_for(lambda: two.store.confirmed_offset == end)
+    pair.stop(1)
+    drop_unsynced(pair, 1, kept)
+    pair.stop(2)
+    one = pair.start(1, Role.ASYNC_MASTER)
+    assert one.member.open_epoch == epoch and one.store.max_offset == kept
+    fill_a_little(one)
+    fill_a_little(one)
+    command(one)
+    wait_for(lambda: one.state.last_epoch > epoch and writable(one))
+    assert one.state.history[-1].start > end
+    two = pair.start(2, Role.SLAVE)
+    problem = "the group disagrees"
+    wait_for(lambda: linked(two) or problem in str(two.roles.client and two.roles.client.problem))
+    assert not linked(two) and two.store.max_offset == end
+    command(two, "demote", accept_loss=True)
+    wait_for(lambda: linked(two) and two.state.history == one.state.history)
+    size = one.store.max_offset
+    assert two.store.max_offset == size
+    with one.store.view(0, size) as mine, two.store.view(0, size) as theirs:
+        assert mine == theirs
+
+
 def test_a_master_whose_disk_is_dead_goes_on_read_only_when_another_has_a_higher_epoch(
     pair: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
