@@ -41,9 +41,9 @@ from hastore.client.producer.transactions import (
     Begun,
     TransactionOptions,
     begin,
-    half_of,
+    half_in,
 )
-from hastore.client.producer.window import NOT_SENT, Entry, Window
+from hastore.client.producer.window import NOT_SENT, Entry, Half, Window
 from hastore.client.security import SecurityLike
 from hastore.clock import Clock
 from hastore.errors import (
@@ -363,17 +363,18 @@ class LoopDriver:
         topic, drafts, preparer = queued.topic, queued.drafts, self._preparer
         seq, born_ms = self._window.next_seq, self._clock.wall_ms()
         records: list[bytes] = []
+        half: Half | None = None
         try:
             for place, (body, key, pairs, named, flag) in enumerate(drafts, seq):
                 queue = named
                 if queue is None:
                     queue = preparer.choose_queue(topic, key, cluster.queues_of(topic))
-                name = topic
                 if queued.begun is not None:
-                    half = half_of(queued.begun, queue, drafts[0])
-                    name, queue, pairs = half.topic, 0, half.pairs
+                    half = half_in(queue, queued.begun, drafts[0], preparer, place, born_ms)
+                    records.append(half.encode(queue))
+                    continue
                 records.append(
-                    preparer.encoder.encode(name, body, queue, pairs, place, born_ms, flag)
+                    preparer.encoder.encode(topic, body, queue, pairs, place, born_ms, flag)
                 )
         except HastoreError as failure:
             queued.waiter.set_exception(failure)
@@ -384,7 +385,7 @@ class LoopDriver:
         self._window.admit(
             Entry(
                 seq, len(records), topic, payload, delivery, is_batch, now, expires, key=first.key,
-                chosen=first.queue is None and not is_batch and queued.begun is None,
+                chosen=first.queue is None and not is_batch, half=half,
             )
         )  # fmt: skip
 

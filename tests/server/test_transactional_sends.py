@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import pathlib
 import threading
@@ -247,6 +248,37 @@ def test_an_asyncio_producer_has_transactions(node: BaseNode) -> None:
     assert asked == [b"three"]
     expected = sorted([b"one", b"three", *(b"%d" % number for number in range(20))])
     assert sorted(bodies(node, "T")) == expected
+
+
+class Topic(str, enum.Enum):  # noqa: UP042  of many programs: `str()` of a member is its name
+    ONE = "one"
+    TWO = "two"
+
+
+def test_the_queue_of_a_topic_that_has_fewer_by_now_is_chosen_again(node: BaseNode) -> None:
+    """A topic that was created since: the half message was refused as the caller's fault."""
+    endpoint = node.api.endpoint
+
+    async def send() -> None:
+        async with AioProducer(endpoint, transaction_group=GROUP) as producer:
+            await producer.send("warm", b"")
+            await asyncio.to_thread(admin.create_topic, "two", queues=1)
+            for key in "ab":
+                async with producer.transaction(Topic.TWO, b"x", key=key):
+                    pass
+
+    with hastore.Admin(endpoint) as admin:
+        with hastore.Producer(endpoint, transaction_group=GROUP) as producer:
+            producer.send_sync("warm", b"")
+            admin.create_topic("one", queues=1)
+            for key in "ab":  # of 4 queues these are 3 and 1
+                with producer.transaction(Topic.ONE, b"x", key=key):
+                    pass
+            with pytest.raises(MessageIllegalError, match="no queue 3"):
+                producer.transaction("one", b"y", queue=3)
+        asyncio.run(send())
+    for topic in ("one", "two"):
+        assert [(one.queue_id, one.body) for one in records(node, topic)] == [(0, b"x")] * 2
 
 
 def test_threads_share_a_producer(node: BaseNode) -> None:

@@ -50,7 +50,7 @@ from hastore.client.producer.transactions import (
     TransactionOptions,
     begin,
     check_draft,
-    half_of,
+    half_in,
     immunity_of,
     make_transactions,
 )
@@ -509,12 +509,15 @@ class Producer(ProducerClient, Closable):
         queue_id = draft.queue
         if queue_id is None:
             queue_id = self._choose_queue(begun.topic, draft.key, now + self._timeout_ms)
-        half, encode = half_of(begun, queue_id, draft), self._preparer.encoder.encode
 
-        def make(seq: int, born_ms: int) -> bytes:
-            return encode(half.topic, draft.body, 0, half.pairs, seq, born_ms, draft.sys_flag)
+        def make(seq: int, future: SendFuture[Any], expires: float) -> Entry:
+            half = half_in(queue_id, begun, draft, self._preparer, seq, self._clock.wall_ms())
+            return Entry(
+                seq, 1, begun.topic, half.encode(queue_id), future, False, now, expires,
+                chosen=draft.queue is None, key=draft.key, half=half,
+            )  # fmt: skip
 
-        return self._admit(begun.topic, 1, make, now, is_batch=False)
+        return self._admit(1, make, now)
 
     def _send_part(self, topic: str, drafts: list[Draft], now: float) -> Future[list[SendResult]]:
         """Admit a part of a batch; all parts have one delivery timeout, from `now` on."""
@@ -527,25 +530,22 @@ class Producer(ProducerClient, Closable):
             for draft in drafts
         ]
 
-        def make(seq: int, born_ms: int) -> bytes:
-            return b"".join([
+        def make(seq: int, future: SendFuture[Any], expires: float) -> Entry:
+            born_ms = self._clock.wall_ms()
+            payload = b"".join([
                 encode(topic, draft.body, queue_id, draft.pairs, seq + place, born_ms)
                 for place, (draft, queue_id) in enumerate(zip(drafts, queues, strict=True))
             ])  # fmt: skip
+            return Entry(
+                seq, len(drafts), topic, payload, future, True, now, expires, guesses=guesses
+            )
 
-        return self._admit(topic, len(drafts), make, now, is_batch=True, guesses=guesses)
+        return self._admit(len(drafts), make, now)
 
     def _admit(
-        self,
-        topic: str,
-        count: int,
-        make: Callable[[int, int], bytes],
-        now: float,
-        *,
-        is_batch: bool,
-        guesses: tuple[tuple[bool, str | None], ...] = (),
+        self, count: int, make: Callable[[int, SendFuture[Any], float], Entry], now: float
     ) -> SendFuture[Any]:
-        """Admit records; `make` returns them, by their first number and when they were born, in ms.
+        """Admit an entry; `make` returns it, by its first number, and its Future and deadline.
 
         `now` is when the caller was called. `_send` has its own such loop, because a function made
         for each message would cost it time.
@@ -556,14 +556,7 @@ class Producer(ProducerClient, Closable):
         while True:
             with window.lock:
                 if window.has_room(count):
-                    seq = window.next_seq
-                    payload = make(seq, self._clock.wall_ms())
-                    window.admit(
-                        Entry(
-                            seq, count, topic, payload, future, is_batch, now, expires,
-                            guesses=guesses,
-                        )
-                    )  # fmt: skip
+                    window.admit(make(window.next_seq, future, expires))
                     return future
             now = self._wait_room(count, expires)
             if now >= expires:

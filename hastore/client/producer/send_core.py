@@ -425,10 +425,16 @@ class SendCore:
         if not entry.chosen and not entry.guesses:
             return False
         queues = self.cluster.queues_of(entry.topic)
+        if entry.half is not None:
+            before, encode = entry.half
+            queue = _queue_among(queues, before, entry.key)
+            if queue != before:
+                entry.payload, entry.half = encode(queue), entry.half._replace(queue=queue)
+            return queue != before
         payload, at, moved = entry.payload, 0, bytearray()
         for chosen, key in entry.guesses or ((True, entry.key),):
             (before,) = _QUEUE.unpack_from(payload, at + _QUEUE_AT)
-            queue = before % queues if key is None else queue_of_key(key, queues)
+            queue = _queue_among(queues, before, key)
             if chosen and queue != before:
                 moved = moved or bytearray(payload)
                 _QUEUE.pack_into(moved, at + _QUEUE_AT, queue)
@@ -668,6 +674,11 @@ class SendCore:
         self._frames[rid].end_bytes = self._transport.sent_bytes(master)
         self._at += 1
         return True
+
+
+def _queue_among(queues: int, before: int, key: str | None) -> int:
+    """Return which of so many queues a message goes to that was for the queue `before`."""
+    return before % queues if key is None else queue_of_key(key, queues)
 
 
 # -- from a node's answer to the callers' Futures

@@ -30,7 +30,8 @@ from weakref import WeakValueDictionary
 from hastore.client.arguments import SendOptions, integer, refusal, text
 from hastore.client.messages import Message, SendResult, Status, decode_messages
 from hastore.client.producer.master_calls import POLL_MS
-from hastore.client.producer.preparer import Draft
+from hastore.client.producer.preparer import Draft, Preparer
+from hastore.client.producer.window import Half
 from hastore.errors import (
     ClientError,
     DurabilityError,
@@ -175,20 +176,21 @@ class Begun(NamedTuple):
 
 def begin(topic: str, options: TransactionOptions) -> Begun:
     """Return a new transaction, with an id as RocketMQ's clients make them: 32 hex digits."""
-    return Begun(topic, secrets.token_hex(16).upper(), options.group)
+    # Plain, since it becomes the text of a property: that of a member of an Enum is its name.
+    return Begun(str.__str__(topic), secrets.token_hex(16).upper(), options.group)
 
 
-class HalfRecord(NamedTuple):
-    """Topic and properties of the record of a half message; its queue is 0."""
+def half_in(
+    queue_id: int, begun: Begun, draft: Draft, preparer: Preparer, seq: int, born_ms: int
+) -> Half:
+    """Return how the half message of a checked message is encoded; its own queue is 0."""
 
-    topic: str
-    pairs: list[tuple[str, str]]
+    def encode(queue: int) -> bytes:
+        pairs = half_pairs(begun.topic, queue, begun.group, begun.unique, draft.pairs)
+        body, flag = draft.body, draft.sys_flag
+        return preparer.encoder.encode(HALF_TOPIC, body, 0, pairs, seq, born_ms, flag)
 
-
-def half_of(begun: Begun, queue_id: int, draft: Draft) -> HalfRecord:
-    """Return how the half message of a checked message is stored."""
-    made = half_pairs(begun.topic, queue_id, begun.group, begun.unique, draft.pairs)
-    return HalfRecord(HALF_TOPIC, made)
+    return Half(queue_id, encode)
 
 
 def end_request(

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,6 +27,13 @@ NOT_SENT = (
     "the delivery timeout was over before the message could be sent: as many earlier ones as "
     "`max_in_flight` allows were unsettled, or the program kept the producer from running"
 )
+
+
+class Half(NamedTuple):
+    """How a half message is encoded for another queue, which is one of its properties."""
+
+    queue: int
+    encode: Callable[[int], bytes]
 
 
 class Entry(msgspec.Struct, eq=False):
@@ -48,6 +56,7 @@ class Entry(msgspec.Struct, eq=False):
     key: str | None = None
     # Of a batch whose queues were guessed: by place, whether the queue was chosen, and the key.
     guesses: tuple[tuple[bool, str | None], ...] = ()
+    half: Half | None = None  # of a half message
     unknown: bool = False
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""
