@@ -572,6 +572,7 @@ class Producer(ProducerClient, Closable):
 
     def _wait_found(self, expires_ms: float) -> bool:
         """Wait until a master was found, at most until `expires_ms`; return whether it was."""
+        self._refuse_waiting()
         left_ms = expires_ms - self._clock.monotonic_ms()
         return self._driver.wait_found(max(0.0, left_ms) / 1000.0)
 

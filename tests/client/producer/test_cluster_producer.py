@@ -103,3 +103,28 @@ def test_callbacks_of_two_groups_do_not_wait_for_each_others_room(
             node.backend.writable = True
         all_done.wait(LIMIT_S / 2)
     assert len(said) == 2 and all("must not wait" in each for each in said)
+
+
+def test_a_groups_callback_does_not_wait_for_the_master_of_another_group(
+    make_node: Callable[..., Node], groups: Groups
+) -> None:
+    """The other one's callback may wait for this group's in turn."""
+    served, lost = make_node(1, writable=False), make_node(2, writable=False)
+    groups.groups = {"a": Seen((served.address,)), "b": Seen((lost.address,))}
+    done, said = threading.Event(), []
+    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=LIMIT_S) as producer:
+
+        def go_on(_: Any) -> None:
+            try:
+                producer.group("b").send("t", b"of which queue?")
+            except ClientError as refused:
+                said.append(str(refused))
+            done.set()
+
+        first = producer.group("a").send("t", b"1", queue=0)
+        first.add_done_callback(go_on)
+        served.backend.writable = True
+        is_done = done.wait(LIMIT_S / 2)
+        lost.backend.writable = True  # else its end waits for the callback
+        assert done.wait(LIMIT_S)
+    assert is_done and len(said) == 1 and "must not wait" in said[0]
