@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from types import TracebackType
@@ -192,6 +193,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
     _core: SharedCore  # type: ignore[assignment]
 
     _polls: asyncio.Lock | None = None  # made by the first poll
+    # The task of the last poll; weakly: it may refer to the consumer.
+    _poller: weakref.ref[asyncio.Task[Any]] | None = None
     _told_by: frozenset[object] = frozenset()  # calls of the listener by polls, under way
     _ends: asyncio.Lock | None = None  # made by the first close
     _closing: object = None  # the call of the listener by the close, while it is under way
@@ -201,6 +204,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         core = self._core
         self._lifecycle.check_usable()
         asked = core.polling(max_messages, timeout_s)
+        if (task := asyncio.current_task()) is not None:
+            self._poller = weakref.ref(task)
         if self._is_told:
             found = await self._poll(asked)  # the listener polls
         else:
@@ -271,7 +276,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         """Leave the group and close the connections; see hastore.SharedConsumer.
 
         It waits for the listener, if a poll of another task has called it. If it is cancelled, the
-        connections end at once, and the locks with their time.
+        connections end at once, and the locks with their time. If another task has polled last, and
+        still runs, the messages of that poll count as not processed.
         """
         await self._close(all_done=True)
 
@@ -291,6 +297,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
             async with self._ends:
                 if not life.closed:  # else another task has closed it
                     try:
+                        if self._other_works:
+                            all_done = False
                         await self._wait_polls()
                         await self._leave(all_done=all_done)
                     finally:
@@ -302,6 +310,12 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
     def _is_told(self) -> bool:
         """Whether this code is part of a call of the listener by a poll."""
         return not self._told_by.isdisjoint(_CALLS.get())
+
+    @property
+    def _other_works(self) -> bool:
+        """Whether another task may be at work on the messages of the last poll."""
+        task = self._poller() if self._poller is not None else None
+        return task is not None and task is not asyncio.current_task() and not task.done()
 
     async def _wait_polls(self) -> None:
         """Wait until no poll is under way, for a while: one may be calling the listener."""

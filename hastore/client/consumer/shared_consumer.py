@@ -211,6 +211,7 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
 
     _kind = "SharedConsumer"
     _core: SharedCore  # type: ignore[assignment]
+    _poller: Any = None  # the thread of the last poll
 
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return up to `max_messages` messages; waits up to `timeout_s` for the first.
@@ -222,6 +223,7 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         core = self._core
         self._lifecycle.check_usable()
         asked, first = core.polling(max_messages, timeout_s), True
+        self._poller = threading.current_thread()
         while True:
             found = self._run(core.poll(asked, first=first))
             if isinstance(found, Event):
@@ -278,7 +280,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         Calls `on_revoked`, commits what polls have returned if `auto_commit_s` is set, and gives
         the locks back, so that other members go on at once; waits for at most `timeout_s`, and
         the listener. A poll under way in another thread returns []. If it has called the listener,
-        that call ends first.
+        that call ends first. If another thread has polled last, and still runs, the messages of
+        that poll count as not processed.
         """
         self._close(all_done=True)
 
@@ -288,6 +291,9 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
             super().close()
             return
         core.stop()
+        poller = self._poller
+        if poller is not None and poller is not threading.current_thread() and poller.is_alive():
+            all_done = False  # it may be at work on them; while a poll is under way there are none
         is_silent = self._telling.acquire(timeout=core.timeout_s)
         deadline = self._requester.deadline(core.timeout_s)
         try:

@@ -804,6 +804,64 @@ class Slow(Told):
         super().on_assigned(queues)
 
 
+def test_a_close_in_another_thread_commits_nothing_that_is_still_worked_on(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """As when a service is stopped: its thread may end, or fail, in the middle of a message."""
+    fill(shared, 4)
+    works, may_end = threading.Event(), threading.Event()
+    one = member(auto_commit_s=1_000.0)
+
+    def work() -> None:
+        take(one, 4)
+        works.set()
+        assert may_end.wait(LIMIT_S)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert works.wait(LIMIT_S)
+    one.close()
+    may_end.set()
+    thread.join(LIMIT_S)
+    again = member(auto_commit_s=1_000.0)
+    thread = threading.Thread(target=lambda: take(again, 4))  # they come again
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    again.close()  # a thread that has ended has done its work
+    last = member()
+    settle(last, sizes=[4])
+    assert last.poll(timeout_s=0.1) == []
+
+
+def test_so_does_a_close_in_another_task(shared: SharedNode) -> None:
+    fill(shared, 4)
+
+    async def work(one: aio.Consumer, works: asyncio.Event, may_end: asyncio.Event) -> None:
+        left = 4
+        while left:
+            left -= len(await one.poll(left, LIMIT_S))
+        works.set()
+        await may_end.wait()
+
+    async def main() -> None:
+        for ends_first in (False, True):
+            one = aio.Consumer("t", [shared.address], group="g", share=True, auto_commit_s=1_000.0)
+            works, may_end = asyncio.Event(), asyncio.Event()
+            task = asyncio.create_task(work(one, works, may_end))
+            await works.wait()
+            if ends_first:
+                may_end.set()
+                await task
+            await one.close()
+            may_end.set()
+            await task
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    with Positions([shared.address]) as positions:
+        assert {one.queue_offset for one in positions.committed("g", "t").values()} == {1}
+
+
 def test_a_close_in_another_thread_waits_for_the_listener(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
