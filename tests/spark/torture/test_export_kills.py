@@ -88,12 +88,19 @@ def wait_for_phase(phase, job, target, commits, rng):
         if phase == "start":
             time.sleep(rng.random() * START_S)
             return
-        if phase == "writing" and any((target / WRITTEN).rglob("part-*")):
+        if phase == "writing" and is_writing(target):
             break
         if phase == "committing" and count_commits(target) > commits:
             break
         time.sleep(0.002)
     time.sleep(rng.random() * rng.choice((0.01, 0.1, 0.5)))
+
+
+def is_writing(target):
+    try:
+        return any((target / WRITTEN).rglob("part-*"))
+    except FileNotFoundError:  # a commit has removed a folder meanwhile
+        return False
 
 
 def count_commits(target):
