@@ -2,8 +2,9 @@
 
 The log is append-only up to the readable offset, with two exceptions: retention removes its oldest
 files, and a failover may cut its end. `Seen` is what a moment shows of both. If two moments agree
-up to an offset (`same_log`), no byte below it was cut between them: equal epochs mean equal bytes
-(docs/failover.md). In mode dledger nothing is cut that is committed, and nothing else is readable.
+up to an offset (`same_log`), no byte below it was cut between them: equal epochs mean equal bytes,
+up to where the epoch's master has resumed it meanwhile (docs/failover.md). In mode dledger nothing
+is cut that is committed, and nothing else is readable.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from hastore.config.model import Config, Mode, StoreKind
 from hastore.errors import UNREADABLE, StoreError, UsageError
 from hastore.fs.filesystem import REAL, File, FileSystem
 from hastore.ha.node.node_state import Durable
-from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH, common_point
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH, common_point, parted
 from hastore.record.log_format import ENTRIES, PLAIN, LogFormat
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.state.entry_state import EntryState
@@ -49,11 +50,15 @@ class Seen:
 def same_log(before: Seen, after: Seen, end: int) -> bool:
     """Whether nothing below `end` was cut or replaced between two moments of one store."""
     old, new = before.node, after.node
+    # A slave cuts within an epoch what its master's disk had lost, and gets other bytes there.
+    pairs = zip(old.history, new.history, strict=False)
+    apart = [at for one, other in pairs if (at := parted(one, other)) is not None]
     return (
         old.intent is None  # no cut is going on
         and new.intent is None
         and (old.store_id, old.aside, old.group_id) == (new.store_id, new.aside, new.group_id)
         and before.epochs(end) == after.epochs(end)
+        and min(apart, default=end) >= end
     )
 
 

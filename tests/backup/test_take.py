@@ -35,6 +35,7 @@ from hastore.errors import (
 from hastore.fs.filesystem import REAL, RealFileSystem, size_of
 from hastore.ha.node.node_state import CutIntent
 from hastore.ha.replica.rewind import cut_back
+from hastore.ha.rules.epochs import resumed_entry
 from hastore.store.offline.reader import StoreReader
 from tests.backup.kit import FILE_SIZE, check, content, fill, in_step, running, take, wait_for
 from tests.cli.kit import as_another_user
@@ -406,6 +407,52 @@ def test_a_cut_during_a_backup(node, place):
     now = node.bytes()
     assert content(open_target(str(place)), taken.manifest) == now and now[: len(old)] != old
     assert taken.manifest.node.history == node.state.history and len(node.state.history) == 2
+    assert check(place) == taken.manifest
+
+
+def cut_within_its_epoch(node, offset, body):
+    """Cut the node's log as a slave does that has what its master's disk had lost: the epoch goes
+    on, with what the master has written since it resumed it.
+    """
+    node.member.step_down()
+    node.ha.close_epoch("a test")
+    state, gate = node.state, node.member.gate
+    with gate.lock:
+        cut_back(node.store, state, offset, len(state.history), accept_loss=True, why="a test")
+        entry = resumed_entry(state.history[-1], (), offset, now_s=7)
+        state.take_entries((), (*state.history[:-1], entry))
+        node._open(entry)
+        node.member.open_epoch = entry.epoch
+        gate.open(entry.epoch)
+    fill(node, offset + FILE_SIZE, body)
+
+
+def test_a_cut_within_an_epoch_during_a_backup(node, place):
+    old, at = node.bytes(), 2 * FILE_SIZE
+
+    def change():
+        cut_within_its_epoch(node, at, b"z" * 500)
+        fill(node, len(old))
+
+    with Hooked(node.config, 3 * FILE_SIZE, change) as source:
+        taken = take_backup(node.config, open_target(str(place)), source)
+    now = node.bytes()
+    assert content(open_target(str(place)), taken.manifest) == now and now[: len(old)] != old
+    assert len(node.state.history) == 1 and check(place) == taken.manifest
+
+
+def test_a_master_that_resumes_its_epoch_does_not_disturb_a_backup(node, place):
+    """Nothing is cut: the slave that is backed up has a part of what the master had then."""
+
+    def resumes():
+        entry = resumed_entry(node.state.history[-1], (), node.store.max_offset, now_s=7)
+        node.state.take_entries((), (*node.state.history[:-1], entry))
+        fill(node, 4 * FILE_SIZE)
+
+    with Hooked(node.config, FILE_SIZE, resumes) as source:
+        before = source.see()
+        taken = take_backup(node.config, open_target(str(place)), source)
+    assert taken.manifest.node.history == before.node.history != node.state.history
     assert check(place) == taken.manifest
 
 
