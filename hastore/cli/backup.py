@@ -38,6 +38,7 @@ from hastore.config.model import Config, Mode, Wire
 from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
 
 _MIB = 1 << 20
+_SLACK_S = 3_600.0  # by how much the clocks of two machines may differ
 _target = click.argument("place", metavar="TARGET")
 _which = click.option(
     "--backup",
@@ -128,7 +129,7 @@ def take_command(
     "max_age_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Exit code 4 if the newest backup is older, or unreadable, or there is none; for checks.",
+    help="Exit code 4 if the newest backup is older, in the future, unreadable, or there is none.",
 )
 @with_json
 def list_command(place: str, max_age_s: float | None, as_json: bool) -> int:
@@ -158,7 +159,14 @@ def list_command(place: str, max_age_s: float | None, as_json: bool) -> int:
         return code
     age_s = (SYSTEM_CLOCK.wall_ms() - found[0].made_ms) / 1000 if found else math.inf
     newest_is_bad = max(numbers, default=0) > (found[0].number if found else 0)
-    return DIFFER if age_s > max_age_s or newest_is_bad else code
+    ahead = age_s < -_SLACK_S
+    if ahead:  # it would be new for as long as a clock was ahead, whatever is made since
+        print_note(
+            f"by this machine's clock, backup {found[0].number} is made in the future: this clock"
+            " is behind, or that of the node was ahead. Compare both (`timedatectl`), and take"
+            " another backup"
+        )
+    return DIFFER if age_s > max_age_s or ahead or newest_is_bad else code
 
 
 @backup_group.command("verify", short_help="Check a backup wholly.")

@@ -6,6 +6,7 @@ import os
 import pytest
 import yaml
 
+from hastore.clock import SYSTEM_CLOCK, SystemClock
 from tests.backup.kit import FILE_SIZE, fill, running
 from tests.cli.kit import as_another_user, hastore
 from tests.process.harness import Group as Processes
@@ -37,6 +38,22 @@ def files(tmp_path):
         fill(node, 2 * FILE_SIZE)
         root = node.config.store.root
     return write_file(tmp_path / "1.yaml", 1, [1], root, **ALONE), str(tmp_path / "backups")
+
+
+def test_a_backup_of_a_clock_that_was_ahead_is_not_taken_for_a_new_one(files, monkeypatch):
+    """Otherwise a check would say for months that backups are made, though none is."""
+    file, place = files
+    now_ms = SYSTEM_CLOCK.wall_ms()
+    with monkeypatch.context() as ahead:
+        ahead.setattr(SystemClock, "wall_ms", lambda _: now_ms + 90 * 86_400_000)
+        assert hastore("backup", "take", "-c", file, place).returncode == 0
+        assert hastore("backup", "list", place, "--max-age", "3600").returncode == 0
+    checked = hastore("backup", "list", place, "--max-age", "3600")
+    assert checked.returncode == 4
+    assert "by this machine's clock, backup 1 is made in the future" in checked.stderr
+    assert hastore("backup", "list", place).returncode == 0
+    assert hastore("backup", "take", "-c", file, place).returncode == 0
+    assert hastore("backup", "list", place, "--max-age", "3600").returncode == 0
 
 
 def test_take_list_and_verify(files):
