@@ -355,7 +355,8 @@ class RetentionService(Service):
     def problems(self) -> list[str]:
         """Return the lapsed holds and other problems for the status."""
         found = self._holds.problems() if self._deletes else []
-        found += [one for one in (self._failure, self._no_reserve) if one is not None]
+        told = (self._failure, self._no_reserve, self._store.retention.problem())
+        found += [one for one in told if one is not None]
         if self._ends.problem is not None:
             found.append(self._ends.problem)
         if self._many_topics:

@@ -26,6 +26,40 @@ from hastore.store.replay import IndexBuildService
 
 log = logging.getLogger(__name__)
 
+STEP_MS = 60_000  # a clock that is set ahead by no more is believed at once
+
+
+class AgeClock:
+    """The wall time by which files are too old.
+
+    A clock that is set ahead by days for a minute must not remove files that are minutes old. So
+    a jump ahead counts once it has stood for a while, and the time goes on without it until then.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._believed: tuple[float, float] | None = None  # at the last look: wall, monotonic ms
+        self._since_ms: float | None = None  # monotonic: since when the wall clock is ahead
+        self.ahead_ms = 0.0  # by how much, while that does not count
+
+    def look(self, hold_ms: float) -> int:
+        """Return the time now; a jump counts once it has stood for `hold_ms`."""
+        wall_ms, now_ms = float(self._clock.wall_ms()), self._clock.monotonic_ms()
+        believed_ms = wall_ms
+        if self._believed is not None:
+            before_ms, at_ms = self._believed
+            believed_ms = before_ms + now_ms - at_ms
+        if wall_ms - believed_ms <= STEP_MS:
+            believed_ms, self._since_ms = wall_ms, None
+        else:
+            if self._since_ms is None:
+                self._since_ms = now_ms
+            if now_ms - self._since_ms >= hold_ms:
+                believed_ms, self._since_ms = wall_ms, None
+        self._believed = believed_ms, now_ms
+        self.ahead_ms = wall_ms - believed_ms
+        return int(believed_ms)
+
 
 class LogRetention:
     """Remove expired files of an open store's log; thread-safe."""
@@ -48,7 +82,7 @@ class LogRetention:
         self._window = window
         self._topics = topics
         self._config = config
-        self._clock = clock
+        self._age_clock = AgeClock(clock)
         self._closing = False
         self.removed_files = 0  # since the start
         self.removed_bytes = 0
@@ -67,6 +101,18 @@ class LogRetention:
     def noted_bytes(self) -> int:
         """Return about how much `delete_expired` writes before it removes a file."""
         return self._window.snapshot_bytes() + self._topics.file_bytes
+
+    def problem(self) -> str | None:
+        """Return a text while files stay because the clock has jumped ahead."""
+        ahead_ms, config = self._age_clock.ahead_ms, self._config
+        if not ahead_ms or config.max_age_ms is None:
+            return None
+        return (
+            f"this node's clock has jumped ahead by {ahead_ms / 1000:.0f} s, or its machine was"
+            " suspended: retention by age goes on by the time of before until the clock has stood"
+            f" so for {config.hold_ms / 1000:g} s (retention.hold), and removes by the new time"
+            " then. Look at the clock now (`timedatectl`)"
+        )
 
     @property
     def last_file_offset(self) -> int | None:
@@ -134,11 +180,16 @@ class LogRetention:
         hold = min(self._replay.dispatched_offset, self._flush_service.flushed_offset)
         if hold_offset is not None:
             hold = min(hold, hold_offset)
-        return expired_files(self._log, self._config, self._clock, hold)
+        before = self.problem()
+        now_ms = self._age_clock.look(self._config.hold_ms)
+        problem = self.problem()
+        if problem is not None and before is None:
+            log.warning("%s", problem)
+        return expired_files(self._log, self._config, now_ms, hold)
 
 
 def expired_files(
-    commit_log: CommitLog, config: RetentionConfig, clock: Clock, hold_offset: int
+    commit_log: CommitLog, config: RetentionConfig, now_ms: int, hold_offset: int
 ) -> int:
     """Return how many of the oldest files may go; bytes at or beyond `hold_offset` stay."""
     files = commit_log.queue.files
@@ -154,7 +205,6 @@ def expired_files(
         if not too_many:
             if config.max_age_ms is None:
                 break
-            now_ms = clock.wall_ms()
             reached_ms = max(reached_ms, _past(_first_ms(commit_log, file), now_ms) or 0)
             ended_ms = _ended_ms(commit_log, file, files[place + 1 :], now_ms)
             if ended_ms is None or now_ms - max(ended_ms, reached_ms) <= config.max_age_ms:

@@ -41,9 +41,15 @@ class Clock:
 
     def __init__(self, now: int = START) -> None:
         self.now = now
+        self.passed_ms = 0.0
+
+    def elapse(self, ms: int) -> None:
+        """Let time pass, as both clocks show it."""
+        self.now += ms
+        self.passed_ms += ms
 
     def monotonic_ms(self) -> float:
-        return 0.0
+        return self.passed_ms
 
     def wall_ms(self) -> int:
         return self.now
@@ -452,7 +458,7 @@ def test_files_of_a_clock_that_was_ahead_are_removed_by_their_true_age(
         date_files(node, *(START + number * HOUR for number in range(4)))
         clock.now = START + 11 * HOUR
         assert aged(node) == 1
-        clock.now = START + 12 * HOUR
+        clock.elapse(HOUR)
         assert aged(node) == 1
 
 
@@ -480,7 +486,52 @@ def test_a_clock_that_was_behind_removes_nothing_early(kind: Any, tmp_path: Path
         date_files(node, *times)
         clock.now = START + 9 * HOUR
         assert aged(node) == 0
-        clock.now = START + 11 * HOUR
+        clock.elapse(2 * HOUR)
+        assert aged(node) == 3
+
+
+@both
+def test_a_clock_that_jumps_ahead_for_a_while_removes_no_fresh_file(
+    kind: Any, tmp_path: Path
+) -> None:
+    clock = Clock(START)
+    with opened(kind, tmp_path, clock, **AGE) as node:
+        retention = node.messages.retention
+        for _ in range(4):
+            fill_file(node)
+        date_files(node, *[START] * 4)
+        assert aged(node) == 0 and retention.problem() is None
+        clock.now += 10_000 * HOUR
+        assert aged(node) == 0
+        clock.elapse(HOUR - 1)
+        assert aged(node) == 0
+        assert "has jumped ahead by 36000000 s" in str(retention.problem())
+        clock.now -= 10_000 * HOUR
+        assert aged(node) == 0 and retention.problem() is None
+        clock.now += 10_000 * HOUR  # the hour begins anew
+        assert aged(node) == 0
+        clock.elapse(HOUR - 1)
+        assert aged(node) == 0
+        clock.elapse(8 * HOUR)  # it stands: it is right, or nobody has looked
+        assert aged(node) == 3 and retention.problem() is None
+
+
+@both
+def test_files_go_by_age_while_the_clock_is_ahead(kind: Any, tmp_path: Path) -> None:
+    """The time of before goes on, and steps of a clock that is kept right are no jump."""
+    clock = Clock(START)
+    with opened(kind, tmp_path, clock, **AGE) as node:
+        for _ in range(4):
+            fill_file(node)
+        date_files(node, *[START] * 4)
+        assert aged(node) == 0
+        for _ in range(3):
+            clock.elapse(3 * HOUR)
+            clock.now += 60_000
+            assert aged(node) == 0 and node.messages.retention.problem() is None
+        clock.now += 10_000 * HOUR
+        assert aged(node) == 0
+        clock.elapse(HOUR - 1)
         assert aged(node) == 3
 
 
