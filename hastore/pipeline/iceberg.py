@@ -35,6 +35,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
     HastoreError,
     StoreBrokenError,
@@ -62,6 +63,7 @@ from hastore.pipeline.target import (
 DATA = "data"
 OWN_CATALOG, OWN_TABLE = "hastore", "hastore.messages"  # of a folder's own catalog
 _OWN_FILE = "catalog.db"
+_SLACK_MS = 60_000  # by so much Iceberg lets the times of commits go back
 _FORMAT = "1"
 _PREFIX = "hastore-export."
 _COMMIT, _RUN, _STATE = f"{_PREFIX}commit", f"{_PREFIX}run", f"{_PREFIX}state"
@@ -180,6 +182,7 @@ class IcebergTarget:
             if self._table is None:
                 self._table = self._make(whole)
         self._check(self._table)
+        self._check_time(self._table)
         root = self.root
         if not is_bucket(root):
             os.makedirs(os.path.join(root, DATA), exist_ok=True)
@@ -373,6 +376,23 @@ class IcebergTarget:
         if found != self.number:
             raise another_run(self.path)
         self._check_history(table)
+        self._check_time(table)
+
+    def _check_time(self, table: Table) -> None:
+        """Raise HastoreError if a commit would have a time before that of the last one.
+
+        pyiceberg makes and reads such a table, but Iceberg for Java, Go and Rust refuse it.
+        """
+        known = table.metadata
+        last_ms = max([known.last_updated_ms, *(one.timestamp_ms for one in known.snapshot_log)])
+        ahead_ms = last_ms - SYSTEM_CLOCK.wall_ms()
+        if ahead_ms > _SLACK_MS:
+            raise HastoreError(
+                f"the Iceberg table {self.path} has a commit whose time is {ahead_ms / 1000:.0f} s "
+                "ahead of this machine's clock, and with an earlier one behind it Spark and others "
+                "could not read the table any more. If this clock is behind, correct it; else run "
+                "the job again once that time has come, or export to a new table"
+            )
 
     def _append(
         self, table: Table, number: int, state: Mapping[str, Any], entries: Sequence[DataFile]

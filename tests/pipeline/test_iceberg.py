@@ -5,6 +5,7 @@ import datetime
 import json
 import shutil
 import sys
+import time
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -411,6 +412,30 @@ def test_a_table_that_was_set_back_is_refused_and_old_snapshots_may_go(place):
     overwrite(place.store, [*place.messages, place.messages[0]])
     assert run(place).messages == 1
     assert len(values(place.target)) == 60
+
+
+def test_no_commit_is_made_before_the_time_of_the_one_before(place, monkeypatch):
+    """Iceberg for Java, Go and Rust reads no table whose commits go back by more than a minute."""
+    now_s = time.time()
+
+    def clock(context, ahead_s):
+        now = SimpleNamespace(time=lambda: now_s + ahead_s)
+        context.setattr("pyiceberg.table.snapshots.time", now)
+        wall = SimpleNamespace(wall_ms=lambda: int(1000 * (now_s + ahead_s)))
+        context.setattr(module, "SYSTEM_CLOCK", wall)
+
+    with monkeypatch.context() as context:
+        clock(context, 3_600)
+        run(place)
+    overwrite(place.store, place.messages)
+    with pytest.raises(HastoreError, match=r"time is \d+ s ahead of this machine's clock"):
+        run(place)
+    with table_of(place.target) as table:
+        assert len(table.snapshots()) == 1
+    with monkeypatch.context() as context:
+        clock(context, 3_550)  # as near as the clocks of two machines may be
+        assert run(place).messages == 20
+    assert values(place.target) == bodies(place.messages)
 
 
 def test_a_range_without_messages_is_committed_too(place, monkeypatch):
