@@ -136,11 +136,11 @@ class RetentionService(Service):
         `open_epoch` returns the epoch in which this node takes writes, 0 if in none; `confirms`,
         whether its log is ever confirmed; `needed_from`, from which offset on each node that
         receives the log needs it, by its name. `put` appends through the write gate, and takes
-        the records that no client may put (`own_records`). With
-        `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
-        called with the log's new first offset before files are removed. `waiting_from(late_ms)`
-        returns where the first delayed message is that was not delivered, and is not `late_ms`
-        late or more; None without one.
+        the records that no client may put (`own_records`). With `keep_unconfirmed` the log is kept
+        from what is not confirmed on, and what was rewritten is waited for; neither ever lapses.
+        `before_removal` is called with the log's new first offset before files are removed.
+        `waiting_from(late_ms)` returns where the first delayed message is that was not delivered,
+        and is not `late_ms` late or more; None without one.
         """
         super().__init__("RetentionService", on_failure=on_failure)
         self.kept = kept  # the positions of removed records
@@ -415,7 +415,8 @@ class RetentionService(Service):
         end = self._store.max_offset
         offsets = self._needed_from()
         if self._confirms():
-            offsets[CONFIRMED] = self._store.confirmed_offset
+            if not self._keep_unconfirmed:  # else it is kept below, and no hold of it may lapse
+                offsets[CONFIRMED] = self._store.confirmed_offset
             if grows and not self._no_room:
                 offsets[QUEUES] = self._stated_offset(end)
         held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)

@@ -60,7 +60,9 @@ def make_group(tmp_path: pathlib.Path) -> Iterator[Groups]:
         yield make
 
 
-def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
+def service_of(
+    node: HaNode, put: Any = None, *, keep_unconfirmed: bool = False
+) -> tuple[RetentionService, Clock]:
     clock = Clock()
     root = node.config.store.root
     kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
@@ -74,6 +76,7 @@ def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
         needed_from=node.ha.slave_offsets,
         put=put or put_own(node),
         on_failure=_fail,
+        keep_unconfirmed=keep_unconfirmed,
     )
     return service, clock
 
@@ -192,6 +195,33 @@ def test_rewritten_positions_are_confirmed_before_their_records_go(make_group: G
     with slave.store.log.lock:  # nothing more is confirmed
         for _ in range(3):
             assert service.remove_expired() == 0
+        assert master.store.max_offset > stated  # the position is in the log again
+    wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+    assert service.remove_expired() == 4
+
+
+def test_in_mode_dledger_what_is_not_confirmed_is_waited_for_without_end(
+    make_group: Groups,
+) -> None:
+    """As while the disks of the others are full for longer than `retention.hold`.
+
+    Else the leader would remove the records of positions that only its own log has again, and say
+    that it may remove what nobody has confirmed, which it never does.
+    """
+    master, slave = pair(make_group)
+    body = CommitBody("g", "t", {0: (5, None, None)})
+    with master.member.gate.lock:
+        master.store.put_encoded([commit_record(body, 1)])
+    fill(master, 4)
+    service, clock = service_of(master, keep_unconfirmed=True)
+    service.state_queue_ends()
+    wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+    stated = master.store.max_offset
+    with slave.store.log.lock:  # nothing more is confirmed
+        for now in (0, 1, 60_001, 200_000):
+            clock.now = now
+            assert service.remove_expired() == 0
+            assert not [one for one in service.problems() if "confirmed" in one]
         assert master.store.max_offset > stated  # the position is in the log again
     wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
     assert service.remove_expired() == 4
