@@ -44,7 +44,6 @@ from hastore.dledger.core.events import (
     OwnEntry,
     Persisted,
     Propose,
-    ReadIndex,
     Receive,
     ReplayBlocked,
     Retained,
@@ -358,11 +357,6 @@ class DLedgerDriver(Service):
         finally:
             self._finish()
         return put.results
-
-    def read_index(self, done: OnSettled) -> None:
-        """Call `done` with the index that a linearizable read must have seen (ReadIndex)."""
-        asked = Asked(done)
-        self._ask(asked, ReadIndex(self._clock.monotonic_ms(), asked))
 
     def hand_over(self, to: int, done: OnSettled) -> None:
         """Let another node lead; `done` gets the outcome, from any thread."""

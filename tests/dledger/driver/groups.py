@@ -125,7 +125,7 @@ class DriverNode:
         return seen[0]
 
     def ask(self, start: Callable[[Callable[[Settled], None]], None]) -> Settled:
-        """Return the outcome of hand_over, change_members or read_index."""
+        """Return the outcome of hand_over or change_members."""
         ended, seen = threading.Event(), []
 
         def done(settled: Settled) -> None:

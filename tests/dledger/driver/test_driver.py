@@ -241,29 +241,28 @@ def test_a_clean_stop_hands_over(group):
     assert following.put_confirmed(b"y")[0] == "PUT_OK"
 
 
-def test_reads_and_transfers_are_settled(group):
+def test_transfers_are_settled(group):
     group.put(b"x")
 
     def attempt():
         """Ask the leader and a follower; None if the leader changed meanwhile: the machine is busy.
 
-        Whoever stops leading settles reads and transfers as refused, or with its term's end.
+        Whoever stops leading settles transfers as refused, or with its term's end.
         """
         leader = group.leader()
-        term, least = leader.driver.term, leader.store.committed_index
+        term = leader.driver.term
         other = next(node for node in group.running if node is not leader)
         followed(leader)
-        read = leader.ask(leader.driver.read_index)
-        refused = other.ask(other.driver.read_index)
+        refused = other.ask(lambda done: other.driver.hand_over(leader.number, done))
         moved = leader.ask(lambda done: leader.driver.hand_over(other.number, done))
-        done = "COMMITTED"
-        if (read.outcome, refused.outcome, moved.outcome) != (done, "REFUSED", done):
-            assert any(node.driver.term > term for node in group.running), (read, refused, moved)
+        if (refused.outcome, moved.outcome) != ("REFUSED", "COMMITTED"):
+            assert any(node.driver.term > term for node in group.running), (refused, moved)
             return None
-        assert read.index >= least and other.driver.term > term
+        assert other.driver.term > term
         return other
 
-    assert wait_for(attempt).store.committed_index >= 1
+    moved_to = wait_for(attempt)
+    wait_for(lambda: moved_to.store.committed_index >= 1)
 
 
 def test_a_group_of_one_answers_at_once(tmp_path):
