@@ -137,10 +137,10 @@ class RetentionService(Service):
         whether its log is ever confirmed; `needed_from`, from which offset on each node that
         receives the log needs it, by its name. `put` appends through the write gate, and takes
         the records that no client may put (`own_records`). With `keep_unconfirmed` the log is kept
-        from what is not confirmed on, and what was rewritten is waited for; neither ever lapses.
-        `before_removal` is called with the log's new first offset before files are removed.
-        `waiting_from(late_ms)` returns where the first delayed message is that was not delivered,
-        and is not `late_ms` late or more; None without one.
+        from what is not confirmed on, and what was rewritten or stated is waited for; that never
+        lapses. `before_removal` is called with the log's new first offset before files are
+        removed. `waiting_from(late_ms)` returns where the first delayed message is that was not
+        delivered, and is not `late_ms` late or more; None without one.
         """
         super().__init__("RetentionService", on_failure=on_failure)
         self.kept = kept  # the positions of removed records
@@ -382,17 +382,14 @@ class RetentionService(Service):
         """Whether retention still keeps the files that a linked slave needs."""
         return name not in self._holds.lapsed
 
-    def _stated_offset(self, end: int) -> int:
+    def _stated_offset(self, end: int, limit: int) -> int:
         """Return the offset up to which the log states the ends of queues; `end` if that suffices.
 
-        A statement counts once it is confirmed: a failover may cut it before. It suffices if it
-        covers the log up to the last file, which always stays. Without a statement that is 0, and
-        not the log's begin: that moves with each removal after a lapse, and the hold would be in
-        force again.
+        Only statements below `limit` count. It suffices if one covers the log up to the last file,
+        which always stays. Without a statement that is 0, and not the log's begin: that moves with
+        each removal after a lapse, and the hold would be in force again.
         """
-        store, limit = self._store, self._store.confirmed_offset
-        if CONFIRMED in self.lapsed:
-            limit = end
+        store = self._store
         since = store.stated.since(limit) or 0
         covered = max(since, store.min_offset)
         return end if covered >= (store.retention.last_file_offset or 0) else since
@@ -412,18 +409,21 @@ class RetentionService(Service):
         return end
 
     def _hold_offset(self, *, grows: bool = True) -> int | None:
-        end = self._store.max_offset
-        offsets = self._needed_from()
+        end, confirmed = self._store.max_offset, self._store.confirmed_offset
+        offsets, kept = self._needed_from(), confirmed
         if self._confirms():
             if not self._keep_unconfirmed:  # else it is kept below, and no hold of it may lapse
-                offsets[CONFIRMED] = self._store.confirmed_offset
+                offsets[CONFIRMED] = confirmed
             if grows and not self._no_room:
-                offsets[QUEUES] = self._stated_offset(end)
+                # A statement counts once it is confirmed: a failover may cut it before.
+                stated = self._stated_offset(end, end if CONFIRMED in self.lapsed else confirmed)
+                offsets[QUEUES] = stated
+                if self._keep_unconfirmed and self._stated_offset(end, end) == end:
+                    offsets[QUEUES], kept = end, min(confirmed, stated)
         held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)
         waiting = self._waiting_from(self._config.hold_ms) if grows else None
         if waiting is not None:
             held = waiting if held is None else min(held, waiting)
         if not self._keep_unconfirmed:
             return held
-        confirmed = self._store.confirmed_offset
-        return confirmed if held is None else min(held, confirmed)
+        return kept if held is None else min(held, kept)

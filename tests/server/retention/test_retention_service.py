@@ -227,6 +227,22 @@ def test_in_mode_dledger_what_is_not_confirmed_is_waited_for_without_end(
     assert service.remove_expired() == 4
 
 
+def test_in_mode_dledger_a_statement_is_waited_for_without_end(make_group: Groups) -> None:
+    """Once the log has it; a node that begins with the rest of the log would not know the ends."""
+    master, slave = pair(make_group)
+    fill(master, 4)
+    wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+    service, clock = service_of(master, keep_unconfirmed=True)
+    with slave.store.log.lock:  # nothing more is confirmed
+        for now in (0, 1, 60_001, 200_000):
+            clock.now = now
+            assert service.remove_expired() == 0
+            assert not [one for one in service.problems() if "quiet queues" in one]
+        assert master.store.stated.since(master.store.max_offset) == 4 * FILE_SIZE
+    wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+    assert service.remove_expired() == 4
+
+
 def test_what_no_master_states_holds_the_log_for_the_hold(make_group: Groups) -> None:
     """As under a master of an earlier version."""
     master, slave = pair(make_group)
