@@ -483,6 +483,12 @@ class FakeBackend:
     def topics_wait(self) -> bool:
         return False
 
+    def routes_wait(self) -> bool:
+        return False
+
+    def copies_broker(self) -> bool:
+        return False
+
     def positions_elsewhere(self) -> str | None:
         return self.elsewhere
 

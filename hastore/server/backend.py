@@ -149,6 +149,14 @@ class BaseBackend:
         """Whether this node is the master and does not know a broker's topics yet."""
         return False
 
+    def routes_wait(self) -> bool:
+        """Whether this node, master or not, will know a broker's topics in a moment."""
+        return False
+
+    def copies_broker(self) -> bool:
+        """Whether this node has a broker's files, and its group has had no master of its own."""
+        return False
+
     def positions_elsewhere(self) -> str | None:
         """Return who knows the groups' positions while this node does not; None: it does."""
         return None
@@ -454,6 +462,15 @@ class NodeBackend(BaseBackend):
     def topics_wait(self) -> bool:
         """Whether this node is the master and does not know a broker's topics yet."""
         return self._take_over.topics_wait(self.history)
+
+    def routes_wait(self) -> bool:
+        """Whether this node, master or not, will know a broker's topics in a moment."""
+        knows_master = self._master_node() is not None
+        return self._take_over.routes_wait(self.history, knows_master=knows_master)
+
+    def copies_broker(self) -> bool:
+        """Whether this node has a broker's files, and its group has had no master of its own."""
+        return self._take_over.copies_broker(self.history)
 
     def positions_elsewhere(self) -> str | None:
         """Return who knows the groups' positions while this node does not; None: it does."""

@@ -83,7 +83,7 @@ class Topics:
         self._groups: frozenset[str] = frozenset()
         self._note: bytes | None = None
         self._noted: object = None  # of what `_note` was made
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, bool] | None = None
         self._next_ms = self._stale_ms = float("-inf")
         self._serial = 0
         self._counter = 0

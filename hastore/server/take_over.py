@@ -32,7 +32,9 @@ Only the broker's log counts as "before": a log that was hastore's, then a broke
 has marks and positions of hastore's first time in it. These are older than the broker's files.
 
 **A topic is not begun anew** by a put of a client that knows RocketMQ only, with other queues and
-rights than it had: for a moment after the promotion such puts wait for the broker's topics.
+rights than it had: for a moment after the promotion such puts wait for the broker's topics. So do
+routes, on each node, since a client keeps one for 30 s: a slave waits until it has the mark. While
+a node has nothing but the broker's log, its routes name no write twins.
 
 A file that is damaged, or that this node may not read, is not passed over: then the positions wait,
 puts go on, and `problems` says what to do. RocketMQ's own copy beside it (`.bak`) is read instead,
@@ -133,7 +135,7 @@ class _Tables(NamedTuple):
 
 
 class TakeOver:
-    """Take over once per log; one thread calls `turn`, any `waits`, `topics_wait`, `problem`."""
+    """Take over once per log; one thread calls `turn` and `look`, any what "any thread" says."""
 
     def __init__(
         self,
@@ -160,6 +162,9 @@ class TakeOver:
         self._opens_ms = float("-inf")  # when puts were about to be taken
         self._begins: tuple[int, int] | None = None  # an epoch, and the log's end when it was seen
         self._ends = 0  # the log's end once it was done; readers get it from there on
+        self._follows_ms: float | None = None  # when this node first saw an epoch behind a broker's
+        self._told = -1  # where the broker's log ends whose mark this node has replayed
+        self._read_to = 0  # where it looks on for the mark, while it is not the master
         self._failed: tuple[int, ...] | None = None  # of what times the files are that are damaged
         self._again_ms = float("inf")  # and when they are read again, if that was what failed
         self.problem: str | None = None
@@ -191,6 +196,32 @@ class TakeOver:
             and self._has_files()
         )
 
+    def routes_wait(
+        self, history: Callable[[], Sequence[tuple[int, int]]], *, knows_master: bool
+    ) -> bool:
+        """Whether this node, master or not, will know the topics of the broker in a moment.
+
+        A slave knows them with the mark; like the master it waits for TOPICS_MS at most. `history`
+        may still lack the epoch of the master that it knows.
+        """
+        if self._open_epoch():
+            return self.topics_wait(history)
+        starts = history()
+        floor = classic_end(starts)
+        if floor is None:
+            return knows_master and not _has_own(starts) and self._may_be_told()
+        return floor != self._told and self._may_be_told()
+
+    def copies_broker(self, history: Callable[[], Sequence[tuple[int, int]]]) -> bool:
+        """Whether this node has a broker's files, and its group has had no epoch of its own."""
+        return not self._open_epoch() and not _has_own(history()) and self._has_files()
+
+    def _may_be_told(self) -> bool:
+        now = self._clock.monotonic_ms()
+        if self._follows_ms is None:
+            self._follows_ms = now
+        return now < self._follows_ms + TOPICS_MS and self._has_files()
+
     def _has_files(self) -> bool:
         return any(self._fs.exists(f"{self._root}/{name}") for name in _FILES)
 
@@ -204,7 +235,7 @@ class TakeOver:
         """
         self._opens_ms = self._clock.monotonic_ms()
         ends: dict[tuple[str, int], int] = {}
-        has_own = any(epoch != CLASSIC_EPOCH for epoch, _ in history)
+        has_own = _has_own(history)
         floor = classic_end(history) if has_own else self._store.max_offset
         if floor is not None and self._has_files():
             with contextlib.suppress(_UnusableError, StoreError, OSError):
@@ -214,18 +245,19 @@ class TakeOver:
 
     # -- the thread of the delayed messages
 
-    def is_taken(self, floor: int) -> bool:
+    def is_taken(self, floor: int, begin: int = 0) -> bool:
         """Whether the mark of a broker's log that ends at `floor` is in this log.
 
         All of it has been dispatched. The log is read from `floor` on up to the mark only: each new
-        master asks this before anybody gets positions. Raises StoreError, OSError.
+        master asks this before anybody gets positions. Or from `begin` on, if it is not before
+        that. Raises StoreError, OSError.
         """
         kept = self._kept(MARK, MARK)
         if QUEUE in kept and kept[QUEUE].queue_offset == floor:
             return True
         return any(
             body.group == MARK and floor in [place[0] for place in body.positions.values()]
-            for body, _ in self._commits_of_log(floor)
+            for body, _ in self._commits_of_log(max(floor, begin))
         )
 
     def look(self, backend: TakeOverBackend) -> None:
@@ -235,6 +267,8 @@ class TakeOver:
         though its slaves are away or its disk is full. Raises StoreError, OSError.
         """
         epoch, store = self._open_epoch(), self._store
+        if not epoch:
+            self._look_for_mark(backend)
         if not epoch or epoch in (self._settled, self._looked):
             return
         if self._begins is None or self._begins[0] != epoch:
@@ -245,6 +279,18 @@ class TakeOver:
         if floor is not None and self._has_files() and self.is_taken(floor):
             self._settle(epoch, 0)
         self._looked = epoch
+
+    def _look_for_mark(self, backend: TakeOverBackend) -> None:
+        """Find out whether this node, which is no master, has replayed what was taken over."""
+        floor = classic_end(backend.history())
+        if floor is None or floor == self._told or not self._may_be_told():
+            return
+        end = self._store.dispatched_offset
+        if end <= floor:
+            return
+        if self.is_taken(floor, self._read_to):
+            self._told = floor
+        self._read_to = end
 
     def is_due(self, epoch: int) -> bool:
         """Whether `turn` may have something to do in an epoch: files may have been repaired."""
@@ -493,6 +539,10 @@ class TakeOver:
         if known is None:
             return None
         return known[0], min(known[1], queues.end_before(topic, queue, floor))
+
+
+def _has_own(history: EpochStarts) -> bool:
+    return any(epoch != CLASSIC_EPOCH for epoch, _ in history)
 
 
 def _fit(offset: int, known: tuple[int, int] | None) -> int:

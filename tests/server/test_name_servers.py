@@ -26,7 +26,7 @@ from hastore.protocol.registration import (
     registration,
 )
 from hastore.record.codec import NO_HOST, build_record
-from hastore.record.topic_records import TopicChange, build_change
+from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server import name_server_line, name_servers
 from hastore.server.metrics.from_status import render_metrics
 from hastore.server.node import Node
@@ -124,6 +124,24 @@ class TestBody:
     def test_a_route_with_bare_numbers_is_read(self) -> None:
         body = b'{"brokerDatas":[{"brokerAddrs":{0:"a.1:9",12:"[::1]:8"},"brokerName":"b"}]}'
         assert decode_route(body).brokerDatas[0].brokerAddrs == {"0": "a.1:9", "12": "[::1]:8"}
+
+
+@pytest.mark.usefixtures("soon")
+def test_topics_that_may_become_others_are_told_later(
+    server: NameServer, ports: Ports, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after a promotion from a broker: a client keeps what it is told for 30 s."""
+    waits = [True]
+    with running(Node(config_at(tmp_path, ports, server.address), lambda: None)) as node:
+        monkeypatch.setattr(node.backend, "routes_wait", lambda: waits[0])
+        node.backend.put_encoded([record("Orders")])
+        change = build_change(TopicChange(TopicConfig("Taken", 2, 2)), 1)
+        node.backend.put_encoded([change], [own_records])
+        wait_until(lambda: server.topic("Taken"), LIMIT_S, "what is known is told")
+        assert not server.topic("Orders")
+        waits[0] = False
+        wait_until(lambda: server.topic("Orders"), LIMIT_S, "Orders is not told")
+        assert server.topic("TBW102")
 
 
 @pytest.mark.usefixtures("soon")

@@ -150,6 +150,35 @@ def test_topics_are_not_waited_for_longer_than_a_moment(node, caplog):
     assert not node.take_over.topics_wait(node.master.history)
 
 
+def test_a_slave_waits_with_routes_until_it_has_the_mark(node):
+    """Not for longer than a moment; a commit that came before the mark is none."""
+    slave = Node(node.store, node.root, node.master.starts[1][1])
+    starts, slave.open_epoch = slave.master.starts, 0
+    take_over, history = slave.take_over, slave.master.history
+
+    def waits(*, knows_master=True):
+        return take_over.routes_wait(history, knows_master=knows_master)
+
+    assert not waits() and not take_over.copies_broker(history)  # nobody has files of a broker
+    node.write(TOPICS, '{"topicConfigTable":{"E":{"readQueueNums":8,"writeQueueNums":8,"perm":4}}}')
+    assert waits() and waits(knows_master=False) and not take_over.copies_broker(history)
+    slave.master.starts = starts[:1]
+    assert take_over.copies_broker(history)
+    assert waits() and not waits(knows_master=False), "the master's epoch is to come"
+    slave.master.starts = starts
+    node.commit("g", "T", q0=1)
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    take_over.look(slave.master)
+    assert waits()
+    slave.clock.monotonic += TOPICS_MS
+    assert not waits()
+    slave.clock.monotonic -= TOPICS_MS
+    node.promote()
+    assert waits()
+    take_over.look(slave.master)
+    assert not waits() and node.store.topic_table.recorded("E") == TopicConfig("E", 8, 8, 4)
+
+
 def test_everything_becomes_a_record_once(node):
     node.write(POSITIONS, offsets('"T@g":{0:3,1:6},"%RETRY%g@g":{0:0},"E@g":{5:0}'))
     node.write(TOPICS, '{"topicConfigTable":{"E":{"readQueueNums":8,"writeQueueNums":8,"perm":4}}}')

@@ -469,6 +469,14 @@ class ApiBackend(Protocol):
         """Whether this node is the master and does not know a broker's topics yet."""
         ...
 
+    def routes_wait(self) -> bool:
+        """Whether this node, master or not, will know a broker's topics in a moment."""
+        ...
+
+    def copies_broker(self) -> bool:
+        """Whether this node has a broker's files, and its group has had no master of its own."""
+        ...
+
     def positions_elsewhere(self) -> str | None:
         """Return who knows the groups' positions while this node does not; None: it does."""
         ...

@@ -44,7 +44,7 @@ class Standing(NamedTuple):
     twin: BrokerName | None
     epoch: int
     addresses: frozenset[str]  # of all nodes of the group, and of their twins
-    seen: tuple[int, int]
+    seen: tuple[int, int, bool]
 
     @property
     def is_master(self) -> bool:
@@ -90,11 +90,13 @@ class Announced:
         if address is not None and backend.outdated() is None:
             number = MASTER_ID if is_master else known.node
             own = BrokerName(config.cluster, config.group, number, address)
-            if config.remoting.twins and not is_master and len(at) > 1:
+            has_twin = config.remoting.twins and not backend.copies_broker()
+            if has_twin and not is_master and len(at) > 1:
                 name = f"{config.group}{TWIN}{known.node}"
                 twin = BrokerName(config.cluster, name, MASTER_ID, second_address(address))
         store = backend.store
-        seen = (store.topic_table.version, store.queues.topic_count)
+        waits = backend.routes_wait()
+        seen = (store.topic_table.version, store.queues.topic_count, waits)
         addresses = frozenset({*at.values(), *map(second_address, at.values())})
         return Standing(own, twin, known.epoch, addresses, seen)
 
@@ -120,9 +122,12 @@ class Announced:
             return self._groups
 
     def table(self, groups: Iterable[str]) -> list[Queues]:
-        """Return the topics of the group, as the master has them; it may be many."""
+        """Return the topics of the group, as the master has them; it may be many.
+
+        Those whose queues may still become a broker's come later.
+        """
         found = {name: Queues(name, 1, 1, INHERIT) for name in self.own_topics}
-        if self._topics.auto_create:
+        if self._topics.auto_create and not self._topics.route_waits(TBW102):
             pattern = self._topics.to_be(TBW102)
             if pattern is not None:
                 found[TBW102] = Queues(TBW102, *pattern)
@@ -131,7 +136,7 @@ class Announced:
                 found[RETRY + group] = Queues(RETRY + group, 1, 1, 6)
         for name in self._topics.names():
             shape = self._topics.find(name)
-            if shape is not None:
+            if shape is not None and not self._topics.route_waits(name):
                 found[name] = Queues(name, *shape)
         return list(found.values())
 

@@ -50,7 +50,9 @@ def make_door(
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
     readers = Readers(door, config.group)
     brokers = Brokers(backend, config, readers.nodes)
-    routes = Routes(door, topics, brokers, lambda call: asked.with_groups(call), readers, elsewhere)
+    hold_ms = config.remoting.hold_timeout_ms
+    routes = Routes(door, topics, brokers, lambda call: asked.with_groups(call), readers, elsewhere,
+                    hold_ms)  # fmt: skip
     door.join(routes.handlers())
     settings = Subscriptions(door, topics)
     door.join(settings.handlers())
@@ -60,11 +62,9 @@ def make_door(
         drop_retries=config.remoting.drop_retries,
         retries_of=lambda group: settings.find(group).retry_max_times,
         is_ordered=lambda group: locks.locks.is_in_order(group, parts.clock.monotonic_ms()),
-        levels=levels,
-        hold_ms=config.remoting.hold_timeout_ms,
+        levels=levels, hold_ms=hold_ms,
     )  # fmt: skip
     door.join(sends.handlers())
-    hold_ms = config.remoting.hold_timeout_ms
     door.join(Retries(door, topics, settings, levels, hold_ms).handlers())
     door.join(Topics(door, config.group, topics).handlers())
     groups = GroupRequests(door, config.group)

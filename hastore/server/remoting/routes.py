@@ -7,7 +7,8 @@ all groups.
     brokers      the group, by its name: id 0 is the master, another id is the number of a node
                  that serves reads, as far as the one knows that is asked: a slave knows itself
                  GROUP@NODE for each other node (`remoting.twins`): id 0 is that node, which
-                 forwards to the master; producers send there, consumers do not read there
+                 forwards to the master; producers send there, consumers do not read there;
+                 not before a group that copies a RocketMQ broker has had a master of its own
     queues       numbers and permission of the topic, for each of these brokers
 
 A topic that does not exist has a route all the same, if its first send would create it:
@@ -16,6 +17,10 @@ A topic that does not exist has a route all the same, if its first send would cr
     %RETRY%g, %DLQ%g        always, since a group's first retry must not wait for the next route
     another one             when the same client asks again, without a look at TBW102 in between:
                             so asks a consumer that starts first, while a producer asks for TBW102
+
+A client keeps a route for 30 s, and a send to a queue that its topic does not have is refused. So
+right after a promotion from a RocketMQ broker a route waits, on each node, until the node knows the
+broker's topics, or this one.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hastore.config.model import Config
+from hastore.config.model import Config, RemotingConfig
 from hastore.errors import UNREADABLE, MessageIllegalError
 from hastore.protocol.api import Put
 from hastore.protocol.group_note import OtherBroker
@@ -51,11 +56,13 @@ ASK_MS = 1_000.0  # so often a slave asks the master who serves reads
 KNOWN_MS = 10_000.0  # so long its answer counts
 WANTED_MS = 90_000.0  # nobody asks for so long after the last route
 FIRST_MS = 300.0  # the first route waits for the master's answer so long
-WAITING_MAX = 10_000  # routes that wait for it
+WAITING_MAX = 10_000  # routes that wait for it, and others that wait for a broker's topics
+LOOK_MS = 50.0  # so often it is looked for these
 PROMISED_MAX = 10_000  # topics that do not exist and have been given a route
 WithGroups = Callable[[Callable[[Iterable[str]], None]], None]
 _SCHEME = "tcp://"
 _APPLY = "topic[%s] not exist, apply first please!"
+_NOT_TAKEN = "topic %s: the RocketMQ broker's topics are not taken over yet"
 
 
 class Shape(NamedTuple):
@@ -144,7 +151,14 @@ class TopicView:
 
     def waits(self, topic: str) -> bool:
         """Whether a topic's queues and permission may become others: a broker's, which had it."""
-        if not self._backend.topics_wait() or topic.startswith((RETRY, DLQ)):
+        return self._backend.topics_wait() and self._may_be_brokers(topic)
+
+    def route_waits(self, topic: str) -> bool:
+        """Whether they may become others, as far as this node knows, master or not."""
+        return self._backend.routes_wait() and self._may_be_brokers(topic)
+
+    def _may_be_brokers(self, topic: str) -> bool:
+        if topic.startswith((RETRY, DLQ)):
             return False
         return self._backend.store.topic_table.recorded(topic) is None
 
@@ -160,8 +174,7 @@ class TopicView:
         """
         shape = self.find(topic)
         if self.waits(topic):
-            text = f"topic {topic}: the RocketMQ broker's topics are not taken over yet"
-            raise RemotingRefusal(Answer.SERVICE_NOT_AVAILABLE, text)
+            raise RemotingRefusal(Answer.SERVICE_NOT_AVAILABLE, _NOT_TAKEN % topic)
         if shape is None:
             making = self.making.get(topic)
             if making is not None:
@@ -318,7 +331,7 @@ class Brokers:
         if master is not None and known.master_api:
             own[0] = address_of(known.master_api)
         found = [Broker(self.group, dict(sorted(own.items())), False)]
-        if self._twins:
+        if self._twins and not self._backend.copies_broker():
             old = self._backend.without_remoting()
             for number, at in nodes.items():
                 if number != master and number not in old:
@@ -351,8 +364,14 @@ class Routes:
         with_groups: WithGroups = lambda call: call(()),
         readers: Readers | None = None,
         elsewhere: Elsewhere | None = None,
+        hold_ms: int = RemotingConfig().hold_timeout_ms,
     ) -> None:
-        """Prepare; `with_groups` makes a call with the names of all known consumer groups."""
+        """Prepare; `with_groups` makes a call with the names of all known consumer groups.
+
+        A route waits for `hold_ms` for a broker's topics.
+        """
+        self._hold_ms = hold_ms
+        self._waiting: list[RemotingRequest] = []  # for a broker's topics
         self._elsewhere = elsewhere or Elsewhere()
         self._readers = readers
         self._door = door
@@ -375,13 +394,53 @@ class Routes:
     def route(self, request: RemotingRequest) -> None:
         """Answer where a topic's queues are; 17 if there is no such topic."""
         topic = request.frame.fields.get("topic", "")
+        waits = self._topics.route_waits(topic)
+        if waits and self._wait(request):
+            return
         shape, others = self._topics.find(topic), self._shapes_elsewhere(topic)
+        if waits:  # for too long: the client gets what other groups have, or asks again
+            if not others:
+                raise RemotingRefusal(Answer.SERVICE_NOT_AVAILABLE, _NOT_TAKEN % topic)
+            self._answer_route(request, others)
+            return
         if shape is None and (not others or topic == TBW102 or topic.startswith((RETRY, DLQ))):
             shape = self._shape_to_be(request.connection, topic)
         if shape is None and not others:
             text = f"No topic route info in name server for the topic: {topic}"
             raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, text)
-        self._with_readers(request, lambda: self._answer_route(request, shape, others))
+        self._with_readers(request, lambda: self._go_on(request, topic, shape, others))
+
+    def _go_on(
+        self,
+        request: RemotingRequest,
+        topic: str,
+        shape: Shape | None,
+        others: list[tuple[Broker, Shape]],
+    ) -> None:
+        """Answer a route; a master may have become known meanwhile, whose topics are not yet."""
+        brokers = self._brokers.all()  # first: who is in it is looked at below
+        if self._topics.route_waits(topic):
+            self._door.handle_here(request)
+            return
+        own = self._topics.find(topic) or shape
+        shapes = [] if own is None else [(broker, own) for broker in brokers]
+        self._answer_route(request, shapes + others)
+
+    def _wait(self, request: RemotingRequest) -> bool:
+        """Let a route wait for a broker's topics; False if it has waited for long enough."""
+        now = self._door.parts.clock.monotonic_ms()
+        if now >= request.came_ms + self._hold_ms or len(self._waiting) >= WAITING_MAX:
+            return False
+        if not self._waiting:
+            self._door.at(now + LOOK_MS, self._look_again)
+        self._waiting.append(request)
+        return True
+
+    def _look_again(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            if request.connection is None or not request.connection.ended:
+                self._door.later(partial(self._door.handle_here, request))
 
     def _shapes_elsewhere(self, topic: str) -> list[tuple[Broker, Shape]]:
         """Return the queues of a topic in other groups, by broker."""
@@ -404,11 +463,7 @@ class Routes:
         else:
             self._readers.want(then)
 
-    def _answer_route(
-        self, request: RemotingRequest, own: Shape | None, others: list[tuple[Broker, Shape]]
-    ) -> None:
-        shapes = [] if own is None else [(broker, own) for broker in self._brokers.all()]
-        shapes += others
+    def _answer_route(self, request: RemotingRequest, shapes: list[tuple[Broker, Shape]]) -> None:
         route: dict[str, Any] = {
             "brokerDatas": [self._brokers.as_json(broker) for broker, _ in shapes],
             "filterServerTable": {},

@@ -14,6 +14,7 @@ import pytest
 
 from hastore.config.model import Config, Mode, NodeAddress, RemotingConfig, Role, StoreConfig
 from hastore.protocol.remoting import Answer, Frame
+from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.server import ApiServer
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
@@ -69,7 +70,8 @@ def server(backend: FakeBackend, settings: RemotingConfig, view: View) -> Iterat
     config = msgspec.structs.replace(CONFIG, remoting=settings)
 
     def fill(door: Door) -> None:
-        door.join(Routes(door, view, Brokers(backend, config)).handlers())
+        routes = Routes(door, view, Brokers(backend, config), hold_ms=300)
+        door.join(routes.handlers())
 
     with served(backend, fill) as running:
         yield running
@@ -241,6 +243,31 @@ def test_retries_and_dead_letters_have_a_route_before_they_exist(
 ) -> None:
     for topic in ("%RETRY%group", "%DLQ%group", "%RETRY%" + "g" * 248):
         assert queues(route(connect(), topic))["g"] == (1, 1, 6)
+
+
+def test_a_route_waits_for_the_topics_of_a_broker_and_is_refused_then(
+    connect: Callable[[], RemotingClient], backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of `default_queues` counted for 30 s; a refused one is asked for at the next send."""
+    waits = [True]
+    monkeypatch.setattr(backend, "routes_wait", lambda: waits[0])
+    client = connect()
+    for topic in ("T", "TBW102", "New"):
+        answer = code(client, topic)
+        assert answer.code == Answer.SERVICE_NOT_AVAILABLE
+        assert "are not taken over yet" in str(answer.remark)
+    assert queues(route(client, "%RETRY%group"))["g"] == (1, 1, 6)
+    backend.put_encoded([build_change(TopicChange(TopicConfig("T", 8, 4)), 1)])
+    assert queues(route(client, "T"))["g"] == (8, 4, 6)
+    waits[0] = False
+    assert queues(route(client, "TBW102"))["g"] == (4, 4, 7)
+
+
+def test_a_copy_of_a_broker_has_no_twins(
+    connect: Callable[[], RemotingClient], backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "copies_broker", lambda: True)
+    assert set(queues(route(connect(), "T"))) == {"g"}
 
 
 @pytest.mark.parametrize(
