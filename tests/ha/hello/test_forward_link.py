@@ -171,9 +171,10 @@ def test_a_link_that_is_not_used_is_closed(pair, callers):
 
 def test_a_link_with_a_request_that_takes_long_is_used(pair, callers):
     one, two = pair
-    master, caller = Master(one.ha.forward_port), callers(two, 1, idle_ms=100).opened()
+    master, caller = Master(one.ha.forward_port), callers(two, 1).opened()
     assert caller.send(1)
     wait_for(lambda: master.got, "the request")
+    caller.link._times = replace(caller.link._times, idle_ms=100.0)
     caller.link._used_ms -= 60_000
     assert caller.link._is_over(SYSTEM_CLOCK.monotonic_ms()) is None
     master.got[0].answer(b"late")
