@@ -30,14 +30,14 @@ class Master:
 class Caller:
     """The calling end, and what its link has told."""
 
-    def __init__(self, dial, to, *, idle_ms=60_000.0, silence_ms=60_000.0):
+    def __init__(self, dial, to, *, silence_ms=60_000.0):
         self.limits = None
         self.outcomes = {}
         self.ends = []
         self.problems = []
         self.refused = []
         times = ForwardTimes(
-            idle_ms=idle_ms, silence_ms=silence_ms, dial_ms=20_000.0, closed_ms=50, old_ms=50
+            idle_ms=60_000.0, silence_ms=silence_ms, dial_ms=20_000.0, closed_ms=50, old_ms=50
         )  # fmt: skip
         self.link = ForwardLink(
             to, dial, self, SYSTEM_CLOCK, times=times,
