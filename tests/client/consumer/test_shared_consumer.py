@@ -808,12 +808,12 @@ def test_a_close_in_another_thread_commits_nothing_that_is_still_worked_on(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
     """As when a service is stopped: its thread may end, or fail, in the middle of a message."""
-    fill(shared, 4)
+    fill(shared, 1)  # one message, so that there is one poll: what earlier ones returned is done
     works, may_end = threading.Event(), threading.Event()
     one = member(auto_commit_s=1_000.0)
 
     def work() -> None:
-        take(one, 4)
+        take(one, 1)
         works.set()
         assert may_end.wait(LIMIT_S)
 
@@ -824,7 +824,7 @@ def test_a_close_in_another_thread_commits_nothing_that_is_still_worked_on(
     may_end.set()
     thread.join(LIMIT_S)
     again = member(auto_commit_s=1_000.0)
-    thread = threading.Thread(target=lambda: take(again, 4))  # they come again
+    thread = threading.Thread(target=lambda: take(again, 1))  # it comes again
     thread.start()
     thread.join(LIMIT_S)
     assert not thread.is_alive()
@@ -835,12 +835,11 @@ def test_a_close_in_another_thread_commits_nothing_that_is_still_worked_on(
 
 
 def test_so_does_a_close_in_another_task(shared: SharedNode) -> None:
-    fill(shared, 4)
+    fill(shared, 1)
 
     async def work(one: aio.Consumer, works: asyncio.Event, may_end: asyncio.Event) -> None:
-        left = 4
-        while left:
-            left -= len(await one.poll(left, LIMIT_S))
+        while not await one.poll(timeout_s=LIMIT_S):
+            pass
         works.set()
         await may_end.wait()
 
@@ -859,7 +858,7 @@ def test_so_does_a_close_in_another_task(shared: SharedNode) -> None:
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
     with Positions([shared.address]) as positions:
-        assert {one.queue_offset for one in positions.committed("g", "t").values()} == {1}
+        assert {one.queue_offset for one in positions.committed("g", "t").values()} - {0} == {1}
 
 
 def test_a_close_in_another_thread_waits_for_the_listener(
