@@ -4,6 +4,7 @@
     TARGET/_hastore/lists/00000001-RUN.json      files of many commits, which later ones refer to
     TARGET/_data/topic=T/date=D/part-....parquet the files, also those that no commit has yet
     TARGET/_hastore/changes/...                  files of `compact` that wait for their topic
+    TARGET/_hastore/clock                        written before a commit, for the server's time
 
 A commit names every file that is exported, and the positions up to which they were read. The last
 commit is the one with the greatest number, of two the one with the greater run. So a reader that
@@ -16,7 +17,8 @@ again after it: the other run ends with an error, unless its commit was the earl
 that it saw itself alone.
 
 Files without a commit are removed when they are a day old: a run that died has left them. Files
-and lists that a merge has replaced stay for a day, for readers that began before it.
+and lists that a merge has replaced stay for a day, for readers that began before it. Days are of
+the server's clock: runs may be on machines of which one has a wrong time.
 """
 
 import contextlib
@@ -36,6 +38,7 @@ from hastore.pipeline.target import StagedFile, Target, another_run
 DATA = "_data"
 _FORMAT = 1
 _COMMITS, _LISTS = "_hastore/commits", "_hastore/lists"
+_CLOCK = "_hastore/clock"
 CHANGES = "_hastore/changes"  # files of a job that are no data: other programs do not read them
 _COMMIT_NAME = re.compile(r"([0-9]{8,})-([0-9a-f]{32})\.json")
 _KEPT_COMMITS = 100  # for readers that have listed the commits a moment ago
@@ -110,11 +113,13 @@ class ObjectTarget:
         Raises StoreInUseError if another run has committed meanwhile, or at the same moment and its
         commit counts, and StoreError; then the commit may have taken place.
         """
-        number, now_ms = self.number + 1, time.time_ns() // 1_000_000
+        number = self.number + 1
         name = f"{number:08}-{self.run}.json"
         cleaned_ms = self._entry.get("cleaned_ms", 0)
-        cleans = now_ms - cleaned_ms >= _DAY_MS
         with self._place.named():
+            now_ms = self._place.now_ms(_CLOCK)
+            # Versions that took a machine's own time may have left one of the future.
+            cleans = not 0 <= now_ms - cleaned_ms < _DAY_MS
             there = self._commits()
             if max(there, key=_order, default="") != self._name:
                 raise another_run(self.path)

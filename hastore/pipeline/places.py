@@ -129,6 +129,13 @@ class Bucket:
         )
         return [(info.path[len(self.root) + 1 :], info) for info in found]
 
+    def now_ms(self, name: str) -> int:
+        """Return the server's time, by which it dates its objects: that of one written now."""
+        with self.filesystem.open_output_stream(self.path(name)) as stream:
+            stream.write(b"its time is the server's\n")
+        written_ns: int = self.filesystem.get_file_info(self.path(name)).mtime_ns
+        return written_ns // 1_000_000
+
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write an object at once: it is there whole, or not at all."""
         data = json.dumps(value, ensure_ascii=False, indent=1).encode()

@@ -100,7 +100,7 @@ def test_each_run_adds_what_is_new_and_readers_see_it_once(tmp_path, fs, url, he
         file.split("/")[-2] for file in committed_files(url)
     }
     assert objects(fs, url, "") == sorted(
-        committed_files(url) + objects(fs, url, "_hastore/commits")
+        committed_files(url) + objects(fs, url, "_hastore/commits") + [f"{url}/_hastore/clock"]
     )
     with pytest.raises(UsageError, match="without --metadata"):
         check_export(where(store), url, ExportOptions(metadata=True))
@@ -308,6 +308,35 @@ def test_files_that_are_no_data_stay_until_a_commit_removes_them(fs, url, monkey
         assert target.files() == {names[0]: 1}
     assert objects(fs, url, "_hastore/changes") == []
     assert objects(fs, url, "_data") == [f"{url}/{names[0]}"]
+
+
+@pytest.mark.parametrize("first", ["ahead", "behind"])
+def test_days_are_of_the_server_s_clock_not_of_a_machine_whose_time_is_wrong(
+    fs, url, monkeypatch, first
+):
+    """A file that was replaced a moment ago stays, and the cleaning has its turn a day later."""
+    true_ns = module.time.time_ns
+    wrong_ns = 3 * DAY_MS * 1_000_000 * (1 if first == "ahead" else -1)
+    names = [f"{module.DATA}/part-{number}.parquet" for number in range(2)]
+    for name in names:
+        with fs.open_output_stream(f"{url.removeprefix('s3://')}/{name}") as file:
+            file.write(b"x")
+
+    def commit(offset_ns, *args, **named):
+        monkeypatch.setattr(module.time, "time_ns", lambda: true_ns() + offset_ns)
+        with ObjectTarget(url, "compact") as target:
+            target.commit({}, *args, **named)
+        return target
+
+    files = [StagedFile(name, name, 1, 1) for name in names]
+    commit(-wrong_ns, files[:1])
+    commit(wrong_ns, files[1:], removed=names[:1])
+    target = commit(-wrong_ns, [])
+    assert set(target._entry["replaced"]) == {names[0]}
+    assert abs(target._entry["cleaned_ms"] - true_ns() // 1_000_000) < DAY_MS
+    future = {**target._entry, "number": 4, "cleaned_ms": 2 * target._entry["cleaned_ms"]}
+    Bucket(url).write_json(f"_hastore/commits/00000004-{'0' * 32}.json", future)
+    assert commit(0, [])._entry["cleaned_ms"] < future["cleaned_ms"]
 
 
 def test_places_that_cannot_be_a_target_are_refused(tmp_path, fs, url, monkeypatch):
