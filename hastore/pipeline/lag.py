@@ -5,6 +5,7 @@ log has one order for all topics, so a topic has no lag of its own. The nodes an
 other, so a sample is off by what was appended in between.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ from typing import Any
 
 from hastore.client.consumer.admin import Admin
 from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import UnreachableError
 from hastore.pipeline.progress import JobProgress
 
+log = logging.getLogger(__name__)
 MINUTE_MS = 60_000
 SAMPLE_EVERY_MS = 1_000
 POINTS_MAX = 480  # of a line in a plot
@@ -155,16 +158,30 @@ class LagSeries:
 
 
 def sample_lag(servers: str | None, sample_s: float, progress: JobProgress) -> LagSeries:
-    """Ask the nodes each second for `sample_s`, once at least; without nodes there is no sample."""
+    """Ask the nodes each second for `sample_s`, once at least; without nodes there is no sample.
+
+    Raises UnreachableError if no node answers at first. Once one has, a time in which none does
+    only has no samples: a restart must not take what hours have found.
+    """
     series = LagSeries()
     if servers is None:
         return series
     begin_ms = SYSTEM_CLOCK.monotonic_ms()
     progress.begin("sample the lag", round(sample_s) or 1, "seconds")
+    answered: bool | None = None  # the last time; None before the first
     with Admin(servers) as admin:
         while True:
-            statuses = [info.status for info in admin.status()]
-            series.add(lag_of(statuses, SYSTEM_CLOCK.wall_ms()))
+            try:
+                statuses = [info.status for info in admin.status()]
+            except UnreachableError as silence:
+                if answered is None:
+                    raise
+                if answered:
+                    log.warning("no node answers; there is no sample until one does: %s", silence)
+                answered = False
+            else:
+                answered = True
+                series.add(lag_of(statuses, SYSTEM_CLOCK.wall_ms()))
             progress.advance(1)
             spent_ms = SYSTEM_CLOCK.monotonic_ms() - begin_ms
             if spent_ms + SAMPLE_EVERY_MS > sample_s * 1000:

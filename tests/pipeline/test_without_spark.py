@@ -1,6 +1,7 @@
 """Jobs that find nothing to do end without Spark: what is new is looked up before it is started."""
 
 import json
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from hastore.cli.common import run_code
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
-from hastore.errors import UsageError
+from hastore.errors import UnreachableError, UsageError
 from hastore.pipeline import export as export_job
 from hastore.pipeline import lag, running
 from hastore.pipeline.audit.job import audit
@@ -16,6 +17,7 @@ from hastore.pipeline.compact import COLUMNS, compact
 from hastore.pipeline.delta_stream import DeltaBatches
 from hastore.pipeline.export import export
 from hastore.pipeline.index import IndexOptions, run_index
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import end_positions, positions_as_state
 from hastore.pipeline.stats import StatsOptions, run_stats
 from hastore.pipeline.target import Target
@@ -141,6 +143,41 @@ def test_the_lag_alone_is_sampled_and_drawn(run, monkeypatch, tmp_path):
     found = run(*arguments)
     assert [one["node"] for one in found["lag"]] == ["node 2", "unconfirmed"]
     assert found["plots"] == [str(tmp_path / "plots" / "lag.png")]
+
+
+def test_samples_stay_when_no_node_answers_for_a_while(run, monkeypatch):
+    asked = []
+
+    class Restarting(FakeNodes):
+        def status(self):
+            asked.append(1)
+            if len(asked) in failing:
+                raise UnreachableError("no answer from 127.0.0.1:1 within 5 s")
+            return super().status()
+
+    now_ms = [0.0]
+    clock = SimpleNamespace(monotonic_ms=lambda: now_ms[0], wall_ms=lambda: int(now_ms[0]))
+    sleep = SimpleNamespace(sleep=lambda seconds: now_ms.append(now_ms.pop() + 1_000 * seconds))
+    monkeypatch.setattr(lag, "Admin", Restarting)
+    monkeypatch.setattr(lag, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(lag, "time", sleep)
+    failing = {2, 3, 5}
+    found = run("stats", "--servers", "127.0.0.1:1", "--lag-only", "--sample", "5")
+    assert len(asked) == 6
+    assert [(one["node"], one["samples"]) for one in found["lag"]] == [
+        ("node 2", 3),
+        ("unconfirmed", 3),
+    ]
+
+
+def test_nodes_of_which_none_answers_at_first_are_not_sampled(monkeypatch):
+    def silent(self):
+        raise UnreachableError("no answer from 127.0.0.1:1 within 5 s")
+
+    monkeypatch.setattr(FakeNodes, "status", silent)
+    monkeypatch.setattr(lag, "Admin", FakeNodes)
+    with pytest.raises(UnreachableError, match="no answer from"):
+        lag.sample_lag("127.0.0.1:1", 60, JobProgress())
 
 
 def test_the_start_of_spark_is_not_in_the_seconds_of_a_job(monkeypatch):
