@@ -30,6 +30,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -66,7 +67,21 @@ def parse_schema(ddl: str) -> StructType:
         raise UsageError(f"--json-schema {ddl!r} is not a schema in DDL: {first}") from error
     if not isinstance(schema, StructType) or not schema.fields:
         raise UsageError(f"--json-schema {ddl!r} has no columns; write NAME TYPE, NAME TYPE")
+    if isinstance(DataType.fromDDL("timestamp"), TimestampNTZType):
+        schema = StructType.fromJson(_with_zone(schema.jsonValue()))
     return as_columns(schema)
+
+
+def _with_zone(value: Any) -> Any:
+    """Return what a type is in JSON, with each TIMESTAMP as a time of UTC.
+
+    In a session whose spark.sql.timestampType is TIMESTAMP_NTZ the word means one without a zone.
+    """
+    if isinstance(value, list):
+        return [_with_zone(one) for one in value]
+    if not isinstance(value, dict):
+        return "timestamp" if value == "timestamp_ntz" else value
+    return {name: one if name == "name" else _with_zone(one) for name, one in value.items()}
 
 
 def as_columns(schema: StructType) -> StructType:

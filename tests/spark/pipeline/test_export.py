@@ -2,9 +2,11 @@
 
 import fcntl
 import shutil
+from datetime import UTC, datetime
 
 import deltalake
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import CorruptRecordError, PositionLostError, UsageError
@@ -233,6 +235,23 @@ def test_json_bodies_become_columns_and_others_are_kept(spark, tmp_path):
     assert dict(frame.dtypes)["delay"] == "string" and "value" in frame.columns
     assert dict(frame.dtypes)["body_offset"] == "bigint"
     assert run(spark, store, inferred, json_schema="infer").messages == 0
+
+
+def test_timestamps_of_bodies_are_times_of_utc_whatever_the_session_says(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    body = b'{"at":"2026-11-22T10:00:00","n":{"timestamp_ntz":["2026-11-22T12:00:00+01:00"]}}'
+    write_store(store, [("t", 0, {"body": body})])
+    ddl = "at TIMESTAMP, n STRUCT<timestamp_ntz: ARRAY<TIMESTAMP>>"
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        run(spark, store, target, json_schema=ddl)
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+    run(spark, store, target, json_schema=ddl.lower())  # as in any other session
+    (file,) = target.rglob("part-*.parquet")
+    (row,) = pq.read_table(file, columns=["at", "n"], partitioning=None).to_pylist()
+    assert row["at"] == datetime(2026, 11, 22, 10, tzinfo=UTC)
+    assert row["n"] == {"timestamp_ntz": [datetime(2026, 11, 22, 11, tzinfo=UTC)]}
 
 
 def delta_rows(target):
