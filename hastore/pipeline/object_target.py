@@ -13,8 +13,8 @@ folder skip both names, and find nothing instead of files that are not committed
 
 Two runs at once exclude each other by looking whether there is another commit before they write
 theirs. If both write at the same moment, one of the two commits counts, and it is whole. Each looks
-again after it: the other run ends with an error, unless its commit was the earlier one by so much
-that it saw itself alone.
+again after it, also whether later commits were made on top of its own: the other run ends with an
+error, unless its commit was the earlier one by so much that it saw itself alone.
 
 Files without a commit are removed when they are a day old: a run that died has left them. Files
 and lists that a merge has replaced stay for a day, for readers that began before it. Days are of
@@ -135,6 +135,7 @@ class ObjectTarget:
                 "format": _FORMAT,
                 "job": self.kind,
                 "number": number,
+                "before": self._name,  # the commit that this one was made on top of
                 "state": dict(state),
                 "lists": lists,
                 "files": own,
@@ -156,13 +157,13 @@ class ObjectTarget:
                 self._clean()
 
     def check_counts(self, name: str | None = None) -> None:
-        """Raise StoreInUseError if another run made its commit at the same moment, and it counts.
+        """Raise StoreInUseError unless the last commit is this one, or was made on top of it.
 
-        `name` is the commit's; by default that of the last one of this run.
+        Another run may have made one at the same moment, or several while this run stood still
+        between its look and its commit. `name` is by default that of the last one of this run.
         """
-        own = _order(name or self._name)
         with self._place.named():
-            if any(own < other and own[0] == other[0] for other in map(_order, self._commits())):
+            if not self._counts(name or self._name):
                 raise another_run(self.path)
 
     def files(self) -> dict[str, int]:
@@ -190,6 +191,17 @@ class ObjectTarget:
                 "place"
             )
         self.kind = entry.get("job")
+
+    def _counts(self, name: str) -> bool:
+        number, there = _order(name)[0], self._commits()
+        last = max(there, key=_order, default=name)
+        while _order(last)[0] > number:
+            before = self._place.read_json(f"{_COMMITS}/{last}").get("before")
+            if before not in there:  # an older version does not say it, or it was removed since
+                same = [one for one in there if _order(one)[0] == number]
+                return max(same, key=_order, default=name) == name
+            last = before
+        return last == name
 
     def _commits(self) -> list[str]:
         names = [posixpath.basename(name) for name, _ in self._place.listing(_COMMITS)]

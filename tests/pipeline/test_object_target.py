@@ -191,6 +191,43 @@ def test_of_two_commits_at_the_same_moment_one_counts_whole(
     assert export(SPARK, where(store), url).messages == 0
 
 
+@pytest.mark.parametrize("run", ["0" * 32, "f" * 32])
+def test_a_commit_that_comes_after_two_of_another_run_does_not_count(
+    tmp_path, url, here, monkeypatch, run
+):
+    """The run stood still between its look and its commit; the others have gone on since."""
+    store, messages = tmp_path / "store", numbered(60)
+    write_store(store, messages[:40])
+    listed = ObjectTarget._listed
+
+    def between_look_and_commit(self, *args):
+        monkeypatch.setattr(ObjectTarget, "_listed", listed)
+        assert export(SPARK, where(store), url).messages == 40
+        overwrite(store, messages)
+        assert export(SPARK, where(store), url).messages == 20
+        return listed(self, *args)
+
+    with ObjectTarget(url, "export") as late:
+        late.run = run
+        monkeypatch.setattr(ObjectTarget, "_listed", between_look_and_commit)
+        with pytest.raises(StoreInUseError, match="another run has exported to"):
+            late.commit({}, [])
+    assert values(url) == bodies(messages)
+
+
+def test_a_commit_counts_still_when_other_runs_have_gone_on_from_it(url):
+    with ObjectTarget(url, "export") as target:
+        target.commit({}, [])
+    for _ in range(2):
+        with ObjectTarget(url, "export") as later:
+            later.commit({}, [])
+    target.check_counts()
+    entry = Bucket(url).read_json(f"_hastore/commits/{later._name}")
+    del entry["before"]  # of a version that did not say so
+    Bucket(url).write_json(f"_hastore/commits/{later._name}", entry)
+    target.check_counts()
+
+
 def test_changes_of_a_commit_that_does_not_count_are_not_published(url, monkeypatch):
     wrote = []
     monkeypatch.setattr(compact_job, "run_action", lambda *_: wrote.append(1))
