@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hastore.client.connections.bulk_link import BulkLink
+from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.cluster_groups import GroupNodes
 from hastore.client.connections.proving import make_prover
 from hastore.client.connections.requester import Requester
@@ -47,6 +48,7 @@ ANSWER_S_MAX = 24.0
 GIVE_UP_S = 60.0  # without a record from any replica, unless the caller says otherwise
 WARN_S = 30.0  # then the log says that the reader waits
 SURVEY_S = 2.0
+SURVEY_AGAIN_S = 1.0  # so long the ranges that follow need no survey of their own
 PAUSE_S = 0.05  # when no replica has the next record; doubled up to PAUSE_S_MAX
 PAUSE_S_MAX = 1.0
 
@@ -72,6 +74,27 @@ class _Asked:
     behind: Position  # the position that was known when it was sent
 
 
+class Surveys:
+    """The last survey of a group's nodes, for one thread that reads many ranges, one by one.
+
+    Reading a range goes on for minutes after its own survey, so one of a moment ago serves the
+    next range, too: what has changed since is noticed in the same way.
+    """
+
+    def __init__(self) -> None:
+        """Begin without one."""
+        self._last: ClusterView | None = None
+        self._until_ms = float("-inf")
+
+    def put(self, found: ClusterView, now_ms: float) -> None:
+        """Keep what a survey has found."""
+        self._last, self._until_ms = found, now_ms + SURVEY_AGAIN_S * 1000.0
+
+    def take(self, now_ms: float) -> ClusterView | None:
+        """Return the last survey; None if there is none of a moment ago."""
+        return self._last if now_ms < self._until_ms else None
+
+
 class _Leave(Exception):
     """Go to another replica."""
 
@@ -94,6 +117,7 @@ class RangeReader:
         wanted: api.Filter | None = None,
         give_up_s: float | None = None,
         nodes: GroupNodes | None = None,
+        surveys: Surveys | None = None,
     ) -> None:
         """Prepare; opens no connection. Raises UsageError or ConfigError for `security`.
 
@@ -102,7 +126,10 @@ class RangeReader:
         are left out. With `wanted` chunks have only the records that match. `give_up_s` is how long
         to wait for the next record of any replica; GIVE_UP_S without it. `nodes` are those
         of a group of a cluster: no others are used, and they are followed to other addresses.
+        With `surveys` the first replica may be chosen by the survey of the range before.
         """
+        self._surveys = surveys
+        self._is_first = True
         self._give_up_s = GIVE_UP_S if give_up_s is None else give_up_s
         self._warn_ms = float("inf")
         self._wanted = wanted
@@ -196,14 +223,19 @@ class RangeReader:
         if self._nodes is not None:
             of_group, self._bootstrap = self._nodes.names, self._nodes.addresses()
         prover = self._prover or Security()
-        requester = Requester(self._bootstrap, self._clock, prover, of_group=of_group)
-        try:
-            requester.run_steps(requester.survey(SURVEY_S))
-        except UnreachableError as failure:
-            return [], str(failure)
-        finally:
-            requester.close()
-        maps = requester.cluster.maps
+        cluster = self._survey_before()
+        if cluster is None:
+            requester = Requester(self._bootstrap, self._clock, prover, of_group=of_group)
+            try:
+                requester.run_steps(requester.survey(SURVEY_S))
+            except UnreachableError as failure:
+                return [], str(failure)
+            finally:
+                requester.close()
+            cluster = requester.cluster
+            if self._surveys is not None:
+                self._surveys.put(cluster, self._clock.monotonic_ms())
+        maps = cluster.maps
         epoch = max(info.epoch for info in maps.values())
         current = [address for address in sorted(maps) if maps[address].epoch == epoch]
         slaves = [address for address in current if not maps[address].writable]
@@ -212,9 +244,16 @@ class RangeReader:
         masters = [address for address in current if maps[address].writable]
         self._masters = masters
         self._behind = len(maps) > len(current)
-        known = set(requester.cluster.addresses) - requester.cluster.refusals.keys()
+        known = set(cluster.addresses) - cluster.refusals.keys()
         self._silent = not known <= maps.keys()
         return slaves[turn:] + slaves[:turn] + masters, ""
+
+    def _survey_before(self) -> ClusterView | None:
+        """Return the survey of the range before, once: what comes of it may call for another."""
+        is_first, self._is_first = self._is_first, False
+        if self._surveys is None or not is_first:
+            return None
+        return self._surveys.take(self._clock.monotonic_ms())
 
     def _may_others_have_it(self, heard: list[str]) -> bool:
         """Whether a node that could not be asked may have the next record."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.cluster_groups import GroupNodes
 from hastore.client.connections.requester import Answer, Requester, expect
-from hastore.client.consumer.range_reader import Chunk, RangeReader
+from hastore.client.consumer.range_reader import Chunk, RangeReader, Surveys
 from hastore.client.messages import replay_stop
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
@@ -91,6 +91,7 @@ class ServerBackend:
         self._security = security
         self._patience = patience
         self._fail_on_data_loss = fail_on_data_loss
+        self._surveys = Surveys()
         self._searching: ServerHead | None = None  # for all searches by time of a planning
 
     def __enter__(self) -> Self:
@@ -104,7 +105,12 @@ class ServerBackend:
         self.close()
 
     def close(self) -> None:
-        """End the searches by time; the next one looks for the nodes, and lists queues, anew."""
+        """End the searches by time; the next one looks for the nodes, and lists queues, anew.
+
+        So does the next range: a job that looks whether its log was cut must not ask a node that
+        was the master a moment ago.
+        """
+        self._surveys = Surveys()
         if self._searching is not None:
             self._searching.close()
             self._searching = None
@@ -207,6 +213,7 @@ class ServerBackend:
             wanted=_filter_of(builder.wanted),
             give_up_s=self._patience.later_s,
             nodes=self._nodes,
+            surveys=self._surveys,
         )
         chunks = reader.chunks()
         try:

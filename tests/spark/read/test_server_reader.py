@@ -91,6 +91,34 @@ def test_a_range_is_read_exactly(monkeypatch):
     assert rows[0]["headers"] == [{"key": "from", "value": b"x"}]
 
 
+def test_many_ranges_need_one_survey_and_another_one_after_a_replica_that_refuses(monkeypatch):
+    master, slave = FakeBackend(1), FakeBackend(2, writable=False)
+    slave.master = 1
+    surveys = []
+    survey = range_reader.Requester.survey
+    counted = lambda *args: surveys.append(1) or survey(*args)  # noqa: E731
+    for backend in (master, slave):
+        fill(backend.store, 40)
+    with serving(master, slave) as bootstrap, ServerBackend(bootstrap, True) as backend:
+
+        def offsets(queue, start):
+            batches = backend.read_queue(QueueRange("t", queue, start, 20), BatchBuilder(ALL))
+            return [offset for batch in batches for offset in batch["offset"].to_pylist()]
+
+        monkeypatch.setattr(range_reader.Requester, "survey", counted)
+        monkeypatch.setattr(range_reader, "SURVEY_AGAIN_S", 3_600.0)
+        for start in range(10):
+            assert offsets(start % 2, start) == [*range(start, 20)]
+        assert len(surveys) == 1
+        slave.removed = "it is no node of the group any more"
+        assert offsets(0, 5) == [*range(5, 20)]
+        assert len(surveys) == 2
+        backend.available()  # a job looks whether its log was cut: its marks are of nodes of now
+        before = len(surveys)
+        assert offsets(1, 5) == [*range(5, 20)]
+        assert len(surveys) > before
+
+
 def test_the_fields_of_a_reply_that_is_one_batch_are_read_once(monkeypatch):
     node = FakeBackend()
     fill(node.store, 100)
