@@ -55,6 +55,7 @@ from hastore.ha.hello.accepting import (
     ConnectionReader,
     admit,
     is_call,
+    receive_first,
 )
 from hastore.ha.hello.answering import answer_hello
 from hastore.ha.hello.forward_link import ForwardPort
@@ -64,7 +65,6 @@ from hastore.ha.hello.peer import (
     break_link,
     call,
     check_number,
-    receive_exactly,
     telling_of_tampering,
 )
 from hastore.ha.hello.ranges import RangedLog, answer_range
@@ -74,7 +74,6 @@ from hastore.ha.rules.following import check_identity
 from hastore.protocol.dledger import Message
 from hastore.protocol.dledger_link import DATA_BYTES_MAX, Received
 from hastore.protocol.hello import (
-    MAGIC_BYTES,
     NONCE_BYTES,
     Answer,
     Forwarding,
@@ -910,7 +909,7 @@ class _PeerReader(ConnectionReader[_AcceptedLink]):
         connection = self._connection
         links = connection.links
         deadline = Deadline(links.clock, links.member.config.ha.hello_timeout_ms)
-        first = receive_exactly(connection.plain, MAGIC_BYTES, deadline)
+        first = receive_first(connection.plain, deadline)
         if not is_call(first):
             raise ProtocolError(
                 "the caller sent no HELLO of this version; a node of mode dledger serves no "

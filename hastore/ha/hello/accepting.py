@@ -125,6 +125,22 @@ class AcceptedConnection:
 C = TypeVar("C", bound=AcceptedConnection)
 
 
+class NothingSaidError(ProtocolError):
+    """A caller has ended the connection before its first byte, as health checks of TCP do."""
+
+
+def receive_first(sock: socket.socket, deadline: Deadline) -> bytes:
+    """Return the first 8 bytes of a caller. Raises NothingSaidError if it leaves without a byte."""
+    sock.settimeout(deadline.left_s())
+    try:
+        begun = sock.recv(1, socket.MSG_PEEK)
+    except ConnectionResetError:  # load balancers end their checks so
+        begun = b""
+    if not begun:
+        raise NothingSaidError("the caller has closed the connection and said nothing")
+    return receive_exactly(sock, MAGIC_BYTES, deadline)
+
+
 class ConnectionReader(Service, Generic[C]):
     """The thread of a connection; a subclass gives it a name and implements `serve`."""
 
@@ -137,6 +153,8 @@ class ConnectionReader(Service, Generic[C]):
         connection = self._connection
         try:
             connection.close(self.serve())
+        except NothingSaidError as silence:  # a health check: nobody was refused
+            connection.close(str(silence))
         except (HastoreError, OSError) as error:
             if not connection.streaming or isinstance(error, TamperedError):
                 why = str(error)

@@ -30,15 +30,11 @@ from hastore.ha.hello.accepting import (
     ConnectionReader,
     admit,
     is_call,
+    receive_first,
 )
 from hastore.ha.hello.answering import answer_call
 from hastore.ha.hello.forward_link import ForwardPort
-from hastore.ha.hello.peer import (
-    Deadline,
-    receive_exactly,
-    wait_in_kernel,
-    warn_of_tampering,
-)
+from hastore.ha.hello.peer import Deadline, wait_in_kernel, warn_of_tampering
 from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.node.member import Member
@@ -50,7 +46,6 @@ from hastore.protocol.ha_link import (
     CLASSIC_BODY_BYTES,
     NO_READERS,
     READERS_WAIT,
-    REPORT_BYTES,
     ReportDecoder,
 )
 from hastore.protocol.hello import Answer, Forwarding, Hello, Refused, StreamFrom
@@ -587,10 +582,8 @@ class ReadSocketService(ConnectionReader[HAConnection]):
         hello = Deadline(member.clock, config.hello_timeout_ms)
         # A RocketMQ slave sometimes sends no report before its first heartbeat, after 5 s or more.
         late = config.allow_classic_peers
-        first = receive_exactly(
-            plain,
-            REPORT_BYTES,
-            Deadline(member.clock, config.housekeeping_interval_ms) if late else hello,
+        first = receive_first(
+            plain, Deadline(member.clock, config.housekeeping_interval_ms) if late else hello
         )
         if is_call(first):
             if late:

@@ -1,6 +1,7 @@
 """Links between nodes on loopback: who is let in, what goes through, and how a link ends."""
 
 import collections
+import logging
 import os
 import socket
 import threading
@@ -472,6 +473,17 @@ def test_another_cluster_or_group_is_refused_on_both_sides(group, field):
     assert one.links.decide(said(**{field: "x"}), "caller:1") == Refused(why)
     assert told == [("caller:1", why)]
     assert not one.links.linked and one.state.data.known_stores == {}
+
+
+def test_a_check_that_says_nothing_is_no_refusal(group, caplog):
+    caplog.set_level(logging.DEBUG, "hastore")
+    one = group.make(1).start()
+    told = []
+    one.member.on_refused = lambda address, why: told.append(why)
+    host, port = one.address.rsplit(":", 1)
+    socket.create_connection((host, int(port)), 60).close()
+    wait_for(lambda: "said nothing" in caplog.text)
+    assert told == [] and "WARNING" not in caplog.text
 
 
 def test_a_smaller_number_does_not_call(group):

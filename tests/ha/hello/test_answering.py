@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import struct
 import threading
 import time
 
@@ -521,6 +522,24 @@ def test_a_slow_hello_is_closed_in_time(pair, sent):
         slow.send(sent)
         assert slow.closed
         assert time.monotonic() - began > 0.7
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_check_that_says_nothing_is_no_refusal(pair, caplog, reset):
+    """Load balancers ask so whether a port is open, every few seconds."""
+    told = []
+    pair.member.on_refused = lambda address, why: told.append(why)
+    check = Peer(pair.address)
+    wait_for(lambda: pair.ha.accepted.all())
+    linger = struct.pack("ii", int(reset), 0)
+    check.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    check.sock.close()
+    wait_for(lambda: not pair.ha.accepted.all())
+    assert told == [] and "HA connection of" not in caplog.text
+    with peer(pair) as half:
+        half.send(CALL_MAGIC[:5])
+        half.sock.shutdown(socket.SHUT_WR)
+        assert half.closed and "in the middle of a message" in told[0]
 
 
 def test_a_trickle_does_not_prolong_the_hello(pair):
