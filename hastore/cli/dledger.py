@@ -29,6 +29,7 @@ from hastore.cli.own_node import (
     ask_node,
     ask_own_status,
     node_name,
+    of_each,
     refuse_hanging,
     refuse_other_file,
 )
@@ -36,7 +37,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode
 from hastore.dledger.driver.requests import DONE, NOT_LINKED, request_path, write_request
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, NotAuthenticatedError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked
 
@@ -156,13 +157,16 @@ def _wait(config: Config, request_id: str, patience_s: float) -> Status:
 def wait_member(config: Config, node: int, replaces: int | None, wait_s: float) -> Status:
     """Wait until a node is a member, and the one that it replaces is none; return the status.
 
+    If the node that was asked does not answer any more, another one may lead, and go on with it.
     Raises HastoreError, with what the node waits for, if that takes longer than `wait_s`.
     """
     deadline = time.monotonic() + wait_s
-    waits = f"{node_name(config)} does not answer"
+    silent = waits = f"{node_name(config)} does not answer, and no other node leads"
     while True:
-        status = ask_node(config)
-        if status is not None:
+        status = ask_node(config) or _ask_new_leader(config)
+        if status is None:
+            waits = silent
+        else:
             learners = {one["node"]: one.get("waits_for") for one in status["learners"]}
             if node in learners:
                 waits = learners[node] or "see `hastore status` of the leader"
@@ -181,6 +185,21 @@ def wait_member(config: Config, node: int, replaces: int | None, wait_s: float) 
                 f"remove -c FILE --node {node}`"
             )
         time.sleep(_POLL_S)
+
+
+def _ask_new_leader(config: Config) -> Status | None:
+    """Return the status of the other node that leads, in the newest term; None if none does."""
+    others = [number for number in config.nodes if number != config.node]
+    said = of_each(others, lambda number: _ask_other(config, number)).values()
+    leading = [one for one in said if one is not None and one["leader"] == one["node"]]
+    return max(leading, key=lambda one: int(one["term"]), default=None)
+
+
+def _ask_other(config: Config, number: int) -> Status | None:
+    try:
+        return ask_own_status(config, number, ANSWER_S)
+    except NotAuthenticatedError:  # it says nothing; others may
+        return None
 
 
 def _report(status: Status, text: str, began: float, as_json: bool) -> None:

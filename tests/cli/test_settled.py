@@ -205,8 +205,12 @@ def test_status_shows_a_learner_and_what_it_waits_for(ack_index, waits_for, leav
     assert capsys.readouterr().out.startswith(f"node 1 <- learner 4 (127.0.0.1:1){words}")
 
 
-def waited(monkeypatch, *statuses):
-    """Wait for node 4 as `hastore dledger replace --node 3 --by 4 --wait 1` does."""
+def waited(monkeypatch, *statuses, others=None):
+    """Wait for node 4 as `hastore dledger replace --node 3 --by 4 --wait 1` does; `others` are the
+    statuses of the nodes that were not asked first.
+    """
+    known = {} if others is None else others
+    monkeypatch.setattr(dledger, "ask_own_status", lambda _config, number, _s: known.get(number))
     config = load_config(str(ROOT / "conf" / "dledger-n0.yaml"))
     answers, clock = list(statuses), types.SimpleNamespace(now=0.0)
 
@@ -230,11 +234,27 @@ def test_a_command_waits_until_the_node_is_a_member_and_the_other_is_none(monkey
     for statuses, words in (
         ((lacks,), r"within 0.2 s \(it lacks 9 entries\); it still will"),
         ((first,), "node 3 is still a member"),
-        ((None,), "does not answer"),
+        ((None,), "does not answer, and no other node leads"),
+        ((lacks, None), "does not answer, and no other node leads"),
         ((lacks, {"learners": [], "members": [1, 2, 3]}), "node 4 is no learner any more"),
     ):
         with pytest.raises(HastoreError, match=words):
             waited(monkeypatch, *statuses)
+
+
+def test_a_command_waits_for_a_new_leader_too(monkeypatch):
+    """The leader that was asked has died; the new one goes on with the addition."""
+    lacks = {"learners": [{"node": 4, "waits_for": "it lacks 9 entries"}], "members": [1, 2, 3]}
+    done = {"node": 2, "leader": 2, "term": 5, "learners": [], "members": [1, 2, 4]}
+    older = {"node": 1, "leader": 1, "term": 4, "learners": [], "members": [1, 2, 3]}
+    follows = {**older, "node": 3, "leader": 2, "term": 5}
+    others = {1: older, 2: done, 3: follows}
+    assert waited(monkeypatch, lacks, None, others=others) == done
+    few = {**done, **lacks, "learners": [{"node": 4, "waits_for": "too few members work"}]}
+    with pytest.raises(HastoreError, match=r"\(too few members work\); it still will"):
+        waited(monkeypatch, lacks, None, others={1: older, 2: few, 3: follows})
+    with pytest.raises(HastoreError, match="no other node leads"):
+        waited(monkeypatch, lacks, None, others={3: follows})
 
 
 def test_the_table_says_how_many_delayed_messages_wait_on_the_node_that_delivers_them():
