@@ -58,15 +58,15 @@ _WHY = "name its secureClientPort, and give a certificate that it accepts, if it
 
 
 def registry_contexts(
-    ca: str | None, certificate: str | None, key: str | None
+    ca: str | None, certificate: str | None, key: str | None, *, watched: bool = False
 ) -> TlsContexts | None:
-    """Return what a session needs to speak TLS; None without a CA.
+    """Return what a session needs to speak TLS; None without a CA. `watched`: as in TlsContexts.
 
     Raises ConfigError for files that are unreadable, open to others, or do not fit together.
     """
     if ca is None:
         return None
-    return TlsContexts(TlsFiles(ca, certificate, key), oldest=_OLDEST)
+    return TlsContexts(TlsFiles(ca, certificate, key), watched=watched, oldest=_OLDEST)
 
 
 class RegistrySocket(ssl.SSLSocket):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config, Wire
 from hastore.errors import ConfigError
-from hastore.security.tls_engine import NodeName, TlsEngine
+from hastore.security.tls_engine import NodeName, PeerCertificate, TlsEngine
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ CHECK_MS = 2_000.0  # the files are looked at not more often
 RETRY_MS = 60_000.0  # files that were not valid may be so later, without a change: "not valid yet"
 SHARED_MAX = 16  # contexts that are kept for clients; each has some 100 KiB
 _NEVER_MS = float("inf")
+_NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not name
 SOON_MS = 14 * 86_400_000  # a certificate that expires within this time is a problem in the status
 
 
@@ -45,7 +46,7 @@ class _Loaded:
     strict_server: ssl.SSLContext | None  # a client without a certificate is refused
     client: ssl.SSLContext  # the server's name is checked
     node_client: ssl.SSLContext  # the caller checks which node it is (the URI) instead
-    not_after_ms: float | None  # of this node's certificate
+    own: PeerCertificate | None  # this node's certificate; of others only if it is watched
 
 
 class TlsContexts:
@@ -54,7 +55,8 @@ class TlsContexts:
     With `node` the certificate must be that node's, and valid now: the constructor connects one
     context with another in memory to see it. Raises ConfigError, with the remedy, for files that
     are unreadable, open to others, or do not fit together. Later a change that is not valid keeps
-    the contexts in force, logs a warning, and shows in `problems`.
+    the contexts in force, logs a warning, and shows in `problems`. With `watched` the ends of a
+    certificate that is no node's show there too; a client has no status, and does without.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class TlsContexts:
         files: TlsFiles,
         *,
         node: NodeName | None = None,
+        watched: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
     ) -> None:
         self.files = files
         self._oldest = oldest
         self._node = node
+        self._watched = watched
         self._clock = clock
         self._lock = threading.Lock()
         self._seen = self._signature()
@@ -101,12 +105,12 @@ class TlsContexts:
         return self._current().node_client
 
     def ends_ms(self) -> dict[str, float]:
-        """Return when each certificate ends (wall time): `node`, this node's own, and `ca`.
+        """Return when each certificate ends (wall time): `node`, this end's own, and `ca`.
 
         Of several certificates of the CA the one that ends last counts.
         """
         loaded = self._current()
-        found = {} if loaded.not_after_ms is None else {"node": loaded.not_after_ms}
+        found = {} if loaded.own is None else {"node": loaded.own.not_after_s * 1000.0}
         ends = [str(one["notAfter"]) for one in loaded.client.get_ca_certs() if "notAfter" in one]
         if ends:
             found["ca"] = max(ssl.cert_time_to_seconds(end) for end in ends) * 1000.0
@@ -118,15 +122,21 @@ class TlsContexts:
         What a CA signs is valid no longer than the CA: a node's certificate that lasts as long as
         the CA cannot be renewed with it.
         """
-        ends_ms = self.ends_ms()
+        ends_ms, own = self.ends_ms(), self._loaded.own
         found = [] if self._problem is None else [self._problem]
-        if "node" not in ends_ms:
+        if self._node is None and not self._watched:
             return found
         now_ms, ca_ms = self._clock.wall_ms(), ends_ms.get("ca", _NEVER_MS)
-        if ends_ms["node"] < ca_ms and ends_ms["node"] - now_ms <= SOON_MS:
+        own_ms = ends_ms.get("node", _NEVER_MS)
+        if own_ms < ca_ms and own_ms - now_ms <= SOON_MS:
             found.append(
-                f"{self.files.certificate} {_expires(ends_ms['node'] - now_ms)}; renew it with "
+                f"{self.files.certificate} {_expires(own_ms - now_ms)}; renew it with "
                 "`hastore keys cert ... --renew`; the node takes the new one without a restart"
+            )
+        if own is not None and now_ms < own.not_before_s * 1000.0:
+            found.append(
+                f"{self.files.certificate} is not valid yet by this machine's clock, as if it had "
+                "been set back: correct the clock; new connections may be refused meanwhile"
             )
         if ca_ms - now_ms <= SOON_MS:
             found.append(
@@ -184,10 +194,11 @@ class TlsContexts:
         server.verify_mode = ssl.CERT_OPTIONAL
         strict_server = self._context(server_side=True)
         strict_server.verify_mode = ssl.CERT_REQUIRED
-        if self._node is None:
-            return _Loaded(server, strict_server, client, node_client, None)
-        not_after_ms = self._check_own(self._node, strict_server, node_client)
-        return _Loaded(server, strict_server, client, node_client, not_after_ms)
+        if self._node is not None:
+            own: PeerCertificate | None = self._check_own(self._node, strict_server, node_client)
+        else:
+            own = self._read_own(files.certificate) if self._watched else None
+        return _Loaded(server, strict_server, client, node_client, own)
 
     def _context(self, *, server_side: bool) -> ssl.SSLContext:
         files = self.files
@@ -228,15 +239,24 @@ class TlsContexts:
                 f"{certificate} and {key}: cannot be read: {error.strerror}; check the permissions"
             ) from error
 
-    def _check_own(self, node: NodeName, server: ssl.SSLContext, client: ssl.SSLContext) -> float:
-        """Return until when (wall time) this node's certificate is valid; ConfigError if it is not.
+    def _read_own(self, certificate: str) -> PeerCertificate | None:
+        """Return the certificate, valid or not and whoever signed it; None if it is no client's."""
+        reader, shower = self._context(server_side=True), self._context(server_side=False)
+        reader.load_verify_locations(cafile=certificate)
+        reader.verify_mode = ssl.CERT_REQUIRED
+        reader.verify_flags |= ssl.VerifyFlags(ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME)
+        shower.check_hostname = False
+        shower.verify_mode = ssl.CERT_NONE
+        return _connect(reader, shower)[0].peer
+
+    def _check_own(
+        self, node: NodeName, server: ssl.SSLContext, client: ssl.SSLContext
+    ) -> PeerCertificate:
+        """Return this node's certificate; ConfigError if it is not valid now.
 
         Both ends of a connection in memory use the certificate: as a server, and as a client.
         """
-        called, caller = TlsEngine(server, server_side=True), TlsEngine(client, server_side=False)
-        for _ in range(4):
-            called.receive(caller.take_outgoing())
-            caller.receive(called.take_outgoing())
+        called, caller = _connect(server, client)
         failure = caller.failure or called.failure
         if failure is not None or called.peer is None:
             what = (failure or "").removeprefix("the other end's certificate ")
@@ -248,7 +268,16 @@ class TlsContexts:
                 f"{self.files.certificate}: is {whose}, not that of {node}; make it with `hastore "
                 "keys cert -c NODE.yaml`"
             )
-        return called.peer.not_after_s * 1000
+        return called.peer
+
+
+def _connect(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[TlsEngine, TlsEngine]:
+    """Return both ends, the server's first, of a connection in memory after the handshake."""
+    called, caller = TlsEngine(server, server_side=True), TlsEngine(client, server_side=False)
+    for _ in range(4):
+        called.receive(caller.take_outgoing())
+        caller.receive(called.take_outgoing())
+    return called, caller
 
 
 def _expires(left_ms: float) -> str:

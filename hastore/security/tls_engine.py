@@ -97,6 +97,7 @@ class PeerCertificate:
     common_name: str | None  # None without one, or with several
     uris: tuple[str, ...]
     not_after_s: float  # seconds since 1970
+    not_before_s: float
 
     @property
     def client_name(self) -> str | None:
@@ -315,4 +316,5 @@ def _peer_certificate(found: Any) -> PeerCertificate | None:
     names = [value for key, value in subject if key == "commonName"]
     uris = tuple(value for key, value in found.get("subjectAltName", ()) if key == "URI")
     name = names[0] if len(names) == 1 else None
-    return PeerCertificate(name, uris, float(ssl.cert_time_to_seconds(found["notAfter"])))
+    begins_s, ends_s = (ssl.cert_time_to_seconds(found[key]) for key in ("notBefore", "notAfter"))
+    return PeerCertificate(name, uris, float(ends_s), float(begins_s))

@@ -259,7 +259,7 @@ class RegistryRoles:
         self._clock = clock
         credentials = read_credentials(config, fs)
         tls = registry_contexts(
-            config.registry_ca, config.registry_certificate, config.registry_key
+            config.registry_ca, config.registry_certificate, config.registry_key, watched=True
         )
         self.make_notes = partial(
             ClusterNotes, config, credentials, clock, tls=tls, on_failure=on_failure

@@ -178,6 +178,34 @@ def test_an_end_that_comes_near_is_a_problem_of_the_status(pki):
     assert "node1.pem has expired" in contexts.problems()[0]
 
 
+def test_a_clock_that_goes_back_is_a_problem_of_the_status(pki):
+    """Both ends then refuse every certificate, and no link is made."""
+    clock = Time()
+    contexts = TlsContexts(pki.node(), node=NODE_1, clock=clock)
+    clock.wall -= 86_400_000
+    (problem,) = contexts.problems()
+    assert "node1.pem is not valid yet by this machine's clock" in problem
+
+
+def test_the_end_of_a_client_certificate_is_a_problem_only_if_it_is_watched(pki, tmp_path):
+    """A node is a client of ZooKeeper, whose CA may have signed neither end's certificate."""
+    clock, files = Time(), pki.client(days=20)
+    foreign = TlsFiles(Pki(tmp_path / "other", days=30).ca, files.certificate, files.key)
+    contexts = TlsContexts(foreign, watched=True, clock=clock)
+    assert contexts.problems() == [] and set(contexts.ends_ms()) == {"node", "ca"}
+    clock.wall += 10 * 86_400_000
+    (problem,) = contexts.problems()
+    assert "client-producer.pem expires in 2" in problem
+    assert TlsContexts(files, clock=clock).problems() == []
+    late = now() - datetime.timedelta(days=2)
+    expired = TlsContexts(pki.client(days=1, made=late), watched=True)
+    assert "client-producer.pem has expired" in expired.problems()[0]
+    clock.wall += 15 * 86_400_000
+    assert "ca.pem itself expires" in TlsContexts(
+        TlsFiles(foreign.ca), watched=True, clock=clock
+    ).problems()[0]
+
+
 @pytest.mark.parametrize("outlives", [False, True])
 def test_a_ca_that_ends_is_not_a_certificate_to_renew(tmp_path, outlives):
     """A certificate of hastore ends with its CA, one of other tools perhaps later."""
