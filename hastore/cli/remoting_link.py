@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from hastore.client.connections.bootstrap import host_and_port
+from hastore.client.connections.bootstrap import connect
 from hastore.client.connections.proving import Prover
 from hastore.client.security import Security
 from hastore.errors import (
@@ -55,7 +55,7 @@ class RemotingLink:
         target = address.replace("zmq+tcp://", "tcp://")
         try:
             engine = None if security is None else Prover(security).engine(target)
-            self._sock = sock = socket.create_connection(host_and_port(target), timeout_s)
+            self._sock = sock = connect(target, timeout_s)
             if engine is not None:
                 from hastore.security.tls_socket import TlsSocket
 

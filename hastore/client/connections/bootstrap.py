@@ -23,6 +23,7 @@ from hastore.addresses import (
     parse_group_address,
 )
 from hastore.client.arguments import refusal
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -153,3 +154,22 @@ def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
 def _targets(host: str, port: int, flags: int) -> Targets:
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((int(family), target) for family, _, _, _, target in infos))
+
+
+def connect(address: str, timeout_s: float) -> socket.socket:
+    """Connect a blocking socket to a checked address. Raises OSError, UnicodeError.
+
+    The addresses of a name share the time, so that a dead one leaves some for the next.
+    """
+    end_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
+    targets = _targets(*host_and_port(address), 0)
+    failure: OSError | None = None
+    for place, (_, target) in enumerate(targets):
+        left_s = (end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0
+        if left_s <= 0.0:
+            break
+        try:
+            return socket.create_connection(target[:2], left_s / (len(targets) - place))
+        except OSError as refused:
+            failure = refused
+    raise failure or TimeoutError(f"the look-up of its name took more than {timeout_s:g} s")

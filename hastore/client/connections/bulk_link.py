@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hastore.client.connections.bootstrap import host_and_port
+from hastore.client.connections.bootstrap import connect
 from hastore.client.connections.proving import Prover
 from hastore.client.connections.transport import MAX_REPLY_BYTES
 from hastore.clock import SYSTEM_CLOCK
@@ -57,7 +57,7 @@ class BulkLink:
         self._messages: deque[Message] = deque()  # received, not taken yet
         self._sock: socket.socket | TlsSocket
         try:
-            self._sock = sock = socket.create_connection(host_and_port(address), timeout_s)
+            self._sock = sock = connect(address, timeout_s)
         except (OSError, UnicodeError) as failure:  # UnicodeError: it can be no host's name
             raise UnreachableError(f"{address}: {failure}") from failure
         try:

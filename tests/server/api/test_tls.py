@@ -312,6 +312,29 @@ def test_a_link_in_bulk_does_not_wait_longer_for_single_bytes(secured: Secured, 
         thread.join()
 
 
+def test_a_dead_address_of_a_name_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, secured: Secured, trusting: Security
+) -> None:
+    real = socket.getaddrinfo
+
+    def look(host: str, port: int, *given: Any, **named: Any) -> Any:
+        if host != "localhost":
+            return real(host, port, *given, **named)
+        both = ("127.0.0.2", "127.0.0.1")
+        return [each for one in both for each in real(one, port, *given, **named)]
+
+    with secured.server(tls=True, identities=False) as server, contextlib.ExitStack() as held:
+        port = int(server.endpoint.rpartition(":")[2])
+        held.enter_context(socket.create_server(("127.0.0.2", port), backlog=0))
+        for _ in range(4):  # until the kernel drops further ones, as a dead host does
+            one = held.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.2", port))
+        monkeypatch.setattr(socket, "getaddrinfo", look)
+        link = BulkLink(f"tcp://localhost:{port}", 3.0, make_prover(trusting))
+        link.close()
+
+
 def test_tls_without_identities(secured: Secured, trusting: Security) -> None:
     with secured.server(tls=True, identities=False) as server:
         with Producer([server.endpoint], security=trusting) as producer:
