@@ -758,7 +758,7 @@ class DLedgerBackend(BaseBackend):
         lag = max(0, self.store.max_offset - (self.store.min_offset if offset is None else offset))
         linked = one.node in self._driver.links.linked
         answers = linked and not one.silent
-        near = lag <= config.dledger.max_in_flight_bytes
+        near = lag <= config.dledger.max_in_flight_bytes and one.counts
         full = linked and one.full
         return {
             "node": one.node,

@@ -275,6 +275,22 @@ def test_a_follower_with_a_full_disk_is_not_in_sync(
         monkeypatch.undo()
 
 
+def test_a_follower_whose_disk_was_lost_is_not_in_sync_before_it_counts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In quarantine it may have every entry of a short log, and still no put counts it."""
+    with running(DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)) as node:
+        end, links = node.store.end_index, node.driver.links
+        monkeypatch.setattr(type(links), "linked", {2})
+        for index in (-1, end):
+            followers = [FollowerStatus(2, "APPEND", index, end - index, able=True)]
+            monkeypatch.setattr(node.driver, "followers", partial(list, followers))
+            (one,) = node.backend.status()["slaves"]
+            assert (one["ack_index"], one["in_sync"]) == (index, index == end)
+            assert node.backend.reading_nodes() == ([2] if index == end else [])
+        monkeypatch.undo()
+
+
 def test_a_disk_that_hangs_is_not_in_sync_and_a_problem(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,11 @@ class FollowerStatus:
     waits_for: str | None = None  # why a learner is not made a member now
     silent: bool = False  # it does not answer, or gets no further with what it lacks
 
+    @property
+    def counts(self) -> bool:
+        """Whether puts count it: not before its first report, nor until a lost disk is in line."""
+        return self.index != NO_ANSWER or self.lag_entries <= 0
+
 
 def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
     """Return what this leader knows of the other members, and learners; empty on a follower."""
