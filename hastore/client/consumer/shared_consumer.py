@@ -281,7 +281,8 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         the locks back, so that other members go on at once; waits for at most `timeout_s`, and
         the listener. A poll under way in another thread returns []. If it has called the listener,
         that call ends first. If another thread has polled last, and still runs, the messages of
-        that poll count as not processed.
+        that poll count as not processed. A signal handler in the polling thread cannot be told from
+        the thread itself: its `close` counts them as processed.
         """
         self._close(all_done=True)
 
