@@ -173,6 +173,7 @@ class FaultyMachine(Machine):
         if path is not None:
             content = disk.read_bytes(path)
             self.kill()
+            self.disk.make_dirs(os.path.dirname(path))  # it may have been removed, or moved
             self._write(path, content)
 
     def lose_disk(self) -> None:
