@@ -477,6 +477,10 @@ class FakeBackend:
     def history(self) -> Sequence[tuple[int, int]]:
         return self.entries
 
+    @property
+    def history_is_whole(self) -> bool:
+        return True
+
     def positions_wait(self) -> bool:
         return self.waits
 

@@ -408,6 +408,11 @@ class NodeBackend(BaseBackend):
         """Return the epoch history as (epoch, start offset) entries."""
         return [(entry.epoch, entry.start) for entry in self._member.state.history]
 
+    @property
+    def history_is_whole(self) -> bool:
+        """Whether the history also says who wrote what retention has removed."""
+        return True
+
     def master_map(self) -> MapInfo:
         """Return this node's view of the group."""
         member, role = self._member, self._roles.role
@@ -687,6 +692,11 @@ class DLedgerBackend(BaseBackend):
     def history(self) -> Sequence[tuple[int, int]]:
         """Return the (term, position of its first entry) entries of the log."""
         return self._driver.store.epochs()
+
+    @property
+    def history_is_whole(self) -> bool:
+        """Whether the history also says who wrote what retention has removed."""
+        return False
 
     def master_node(self) -> int | None:
         """Return the node that takes puts as far as this one knows; None while a term opens."""

@@ -48,6 +48,14 @@ def test_a_position_of_a_forgotten_epoch_is_lost() -> None:
     assert check_position([(65_537, 0)], 80, FLOOR_EPOCH, 90) == (Standing.BEHIND, 80)
 
 
+def test_a_history_that_begins_where_the_log_does_knows_nothing_of_what_was_before() -> None:
+    for epoch, offset in ((5, 99), (5, 0), (4, 99), (1, 0)):
+        assert check_position(HISTORY, 400, epoch, offset, is_whole=False)[0] is Standing.AGREED
+    for epoch, offset in ((4, 100), (5, 300), (6, 99), (7, 99), (7, 299)):
+        assert check_position(HISTORY, 400, epoch, offset, is_whole=False)[0] is Standing.LOST
+    assert check_position([], 400, 5, 99, is_whole=False) == (Standing.BEHIND, 400)
+
+
 def test_the_common_point_with_a_rival_epoch_is_never_too_high() -> None:
     """Two masters in turn, each alone, with puts that wait for no slave: the second one's records
     are cut. Only the second knew where it began: below the epochs that the first opened since.

@@ -14,7 +14,7 @@ import pytest
 
 from hastore.cli.dledger import recovery_text
 from hastore.client.consumer.consumer import Consumer
-from hastore.client.messages import Message
+from hastore.client.messages import Message, Position
 from hastore.client.producer.producer import Producer
 from hastore.clock import SYSTEM_CLOCK, SystemClock
 from hastore.config.model import (
@@ -28,7 +28,7 @@ from hastore.config.model import (
 from hastore.dledger.core.events import HardState, OwnEntry, Settings
 from hastore.dledger.driver.status import FollowerStatus
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
-from hastore.errors import NotStoredError, StoreError
+from hastore.errors import NotStoredError, PositionBehindError, PositionLostError, StoreError
 from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.server.base_node import store_host
 from hastore.server.dledger_node import DLedgerNode, GroupService, settings_of
@@ -343,6 +343,47 @@ def test_the_next_offset_of_a_quiet_queue_outlives_retention(tmp_path: pathlib.P
     with running(DLedgerNode(config, lambda: None)) as node:
         with Producer(node.api.endpoint) as producer:
             assert producer.send_sync("quiet", b"q", queue=0).queue_offset == 10
+
+
+def test_what_retention_has_removed_was_not_cut_by_a_failover(tmp_path: pathlib.Path) -> None:
+    """The history of a log of entries begins where the log does: it cannot tell what was before."""
+    retention = RetentionConfig(max_size_bytes=65536, check_interval_ms=10)
+    config = group_of_one(tmp_path / "s", retention=retention)
+
+    def goes_on(node: DLedgerNode, group: Consumer, at: Position) -> None:
+        with Producer(node.api.endpoint) as producer:
+            for _ in range(40):
+                producer.send_batch("t", [b"x" * 1_000] * 10)
+            producer.flush()
+            until(lambda: node.store.messages.min_offset > (at.offset or 0))
+            sent = producer.send_sync("quiet", b"q", queue=0)
+        (found,) = read(group, 1)
+        assert found.queue_offset == sent.queue_offset == at.queue_offset
+
+    with running(DLedgerNode(config, lambda: None)) as node:
+        with Producer(node.api.endpoint) as producer:
+            for _ in range(10):
+                producer.send_sync("quiet", b"q", queue=0)
+        with (
+            Consumer("quiet", node.api.endpoint, group="g", queues=[0]) as group,
+            Consumer("quiet", node.api.endpoint, group="g", queues=[0]) as behind,
+        ):
+            assert len(read(behind, 3)) == 3
+            places = [one.next_position for one in read(group, 10)]
+            group.commit()
+            goes_on(node, group, places[9])
+            with pytest.raises(PositionBehindError, match="at 10 in queue 0, the commit at 3"):
+                behind.commit()
+            group.seek(0, places[4])
+            with pytest.raises(PositionLostError, match="is before the first one kept, 10"):
+                group.poll(10, timeout_s=20)
+    with running(DLedgerNode(config, lambda: None)) as node:  # of another term
+        with Consumer("quiet", node.api.endpoint, queues=[0]) as behind:
+            behind.seek(0, 10)
+            with Consumer("quiet", node.api.endpoint, group="g", queues=[0]) as group:
+                group.seek(0, read(behind, 1)[0].next_position)
+                group.commit()
+                goes_on(node, group, behind.position(0))
 
 
 def test_a_store_of_the_other_mode_is_refused(tmp_path: pathlib.Path) -> None:

@@ -319,6 +319,9 @@ def _end_of(history: History, index: int, end: int) -> int:
 # common point is where the history begins. A position that was read after its epoch was forgotten
 # has FLOOR_EPOCH; only its offset is compared.
 
+# A history that is not whole begins where the log does: retention has shortened both. It cannot say
+# who wrote what was before. Retention removes only what was committed, and no failover cuts that.
+
 # (epoch, start offset), both rising; empty: the whole log is epoch 0
 EpochStarts = Sequence[tuple[int, int]]
 FORGOTTEN_EPOCH = FLOOR_EPOCH  # of a position that was read after its epoch was forgotten
@@ -333,14 +336,17 @@ class Standing(Enum):
 
 
 def check_position(
-    history: EpochStarts, end_offset: int, epoch: int, offset: int
+    history: EpochStarts, end_offset: int, epoch: int, offset: int, *, is_whole: bool = True
 ) -> tuple[Standing, int]:
     """Compare (epoch, offset) with the history of a log that ends at `end_offset`.
 
-    Returns the standing and, for LOST, the offset of the last common point or a lower offset.
+    Unless the history `is_whole`, what the log had before it is AGREED: nothing is known against
+    it. Returns the standing and, for LOST, the offset of the last common point or a lower offset.
     """
     if epoch == FLOOR_EPOCH:
         return _reached(end_offset, offset)
+    if not is_whole and history and epoch <= history[0][0] and offset < history[0][1]:
+        return Standing.AGREED, offset
     if history and history[0][0] == FLOOR_EPOCH and epoch < _oldest_known(history):
         return Standing.LOST, history[0][1]
     start = 0 if epoch == 0 else None  # every log begins in epoch 0, which has no entry

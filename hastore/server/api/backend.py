@@ -461,6 +461,11 @@ class ApiBackend(Protocol):
         """Return the (epoch, start offset) entries, both rising. Empty: all is epoch 0."""
         ...
 
+    @property
+    def history_is_whole(self) -> bool:
+        """Whether the history also says who wrote what retention has removed."""
+        ...
+
     def positions_wait(self) -> bool:
         """Whether this node is the master and does not know its groups' positions yet."""
         ...

@@ -476,8 +476,10 @@ class CommitHandler:
         """Whether a position belongs to this log."""
         store = self._backend.store
         if place.epoch is not None and place.offset is not None:
-            history, end = self._backend.history(), store.max_offset
-            standing, _ = check_position(history, end, place.epoch, place.offset)
+            standing, _ = check_position(
+                self._backend.history(), store.max_offset, place.epoch, place.offset,
+                is_whole=self._backend.history_is_whole,
+            )  # fmt: skip
             return standing is Standing.AGREED
         known = store.queues.queue_range(topic, queue)
         return known is not None and place.queue_offset <= known[1]

@@ -417,7 +417,10 @@ class PullHandler:
         limit = store.readable_offset
         place = request.position
         if place.epoch is not None and place.offset is not None:
-            standing, at = check_position(history, store.max_offset, place.epoch, place.offset)
+            standing, at = check_position(
+                history, store.max_offset, place.epoch, place.offset,
+                is_whole=self._backend.history_is_whole,
+            )  # fmt: skip
             if standing is Standing.LOST:
                 return Found(self._lost(history, request, at))
             if standing is Standing.BEHIND:
