@@ -192,6 +192,14 @@ def check_stats(where: Where, options: StatsOptions) -> None:
         where.parsed()
     else:
         where.check(options.limits())
+    if options.plots is not None:  # now, and not after minutes of work
+        try:
+            os.makedirs(options.plots, exist_ok=True)
+        except OSError as failure:
+            raise UsageError(
+                f"--plots {options.plots}: the folder cannot be made ({failure.strerror}); give "
+                "one that this user may make"
+            ) from failure
 
 
 # -- results ---------------------------------------------------------------------------------------

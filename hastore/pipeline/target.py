@@ -178,7 +178,7 @@ class Target:
             if any(self.path.iterdir()):
                 raise UsageError(
                     f"the target {self.path} holds files of something else; name a new or empty "
-                    "folder"
+                    "folder, or the --format of the table that it is"
                 )
 
     def _create(self) -> None:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import HastoreError, UsageError
-from hastore.pipeline.stats import StatsOptions, by_bucket, grouped, run_stats
+from hastore.pipeline.stats import StatsOptions, by_bucket, check_stats, grouped, run_stats
 from hastore.pipeline.where import Where
 from tests.spark.read import test_inner_batches as inner
 from tests.spark.stores import write_store
@@ -135,6 +135,8 @@ def test_times_topics_and_wrong_input(spark, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file is a file; give a folder"):
         run_stats(spark, Where(str(store)), StatsOptions(plots=str(tmp_path / "file")))
+    with pytest.raises(UsageError, match="the folder cannot be made"):
+        check_stats(Where(str(store)), StatsOptions(plots=str(tmp_path / "file" / "plots")))
     with pytest.raises(UsageError, match="--sample needs --servers"):
         run_stats(spark, Where(str(store)), StatsOptions(sample_s=2))
 
