@@ -64,6 +64,8 @@ class QueueReader:
     # The replicas that do not have the position: the first queue offset that each still has, or, if
     # it is behind, the end of what it has.
     gone_at: dict[str, int] = field(default_factory=dict)
+    # The replicas that were left before they had said that, and then were asked once more.
+    asked_again: set[str] = field(default_factory=set)
     # The replicas that cannot give the next message, once one has said that it is damaged there.
     unreadable: dict[str, str] = field(default_factory=dict)  # why
     # With a filter: the last message of `ready`, or the last one taken, and the position behind the
@@ -100,6 +102,7 @@ class QueueReader:
         self.not_before_ms = 0.0
         self.lost = None
         self.gone_at.clear()
+        self.asked_again.clear()
         self.unreadable.clear()
 
     def pass_by(self, after: Position) -> None:
@@ -397,6 +400,7 @@ class Fetcher:
                 queue.not_before_ms = now + AGAIN_MS
         if status is api.PullStatus.FOUND:
             queue.gone_at.clear()
+            queue.asked_again.clear()
             queue.unreadable.clear()
             after = reply.after
             queue.fetch = None if reply.last_offset is None else after
@@ -420,8 +424,10 @@ class Fetcher:
             self._pulled_too_early(queue, reply)
         elif status is api.PullStatus.OFFSET_TOO_LARGE:
             queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-            if queue.gone_at and self.source is not None:
-                queue.gone_at[self.source] = reply.max_queue_offset
+            if self.source is not None:
+                queue.asked_again.add(self.source)  # it is behind: it has never had the message
+                if queue.gone_at:
+                    queue.gone_at[self.source] = reply.max_queue_offset
             self._switch_replica()  # a slave may lag: only the master knows the end
         elif status is api.PullStatus.HISTORY_DIFFERS:
             common = reply.common or Position(reply.min_queue_offset)
@@ -452,12 +458,16 @@ class Fetcher:
     def _pulled_too_early(self, queue: QueueReader, reply: api.Pulled) -> None:
         """Ask another replica for a position that this one has removed; lose it if none has it.
 
-        Each node has a retention of its own, and a node that was added later may begin later.
+        Each node has a retention of its own, and a node that was added later may begin later. One
+        that was left, as it stood still or was silent, may be the only one that has it.
         """
         assert self.source is not None  # it has sent the reply
         queue.gone_at[self.source] = reply.min_queue_offset
-        if any(one not in queue.gone_at and one not in self._rejected for one in self._heard()):
-            self._rejected |= queue.gone_at.keys()
+        others = set(self._heard()) - queue.gone_at.keys()
+        left = others & self._rejected
+        if others - left or left - queue.asked_again:
+            queue.asked_again |= left
+            self._rejected = (self._rejected - left) | queue.gone_at.keys()
             self._switch_replica()
             return
         first = min(kept for kept in queue.gone_at.values() if kept > queue.next.queue_offset)

@@ -295,6 +295,42 @@ def test_a_position_is_lost_if_one_replica_has_removed_it_and_the_other_lags() -
 
 
 @pytest.mark.parametrize("policy", ["raise", "common", "earliest", "latest"])
+def test_a_replica_that_was_left_is_asked_before_a_position_is_lost(policy: str) -> None:
+    """It lagged, or was silent for a while: it may be the only one that has kept the message."""
+    bench = Bench(on_lost=policy)
+    bench.queue.seek(Position(10))
+    bench.fetcher.advance()
+    left = bench.fetcher.source
+    bench.fetcher._switch_replica()
+    bench.fetcher.advance()
+    assert bench.fetcher.source != left
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.fetcher.advance()
+    address, pull = bench.pulls[-1]
+    assert (address, pull.position) == (left, Position(10))
+    bench.found(10, 20)
+    assert bench.take() == list(range(10, 20))
+
+
+def test_a_replica_that_was_left_is_asked_once_before_a_position_is_lost() -> None:
+    bench = Bench()
+    bench.queue.seek(Position(10))
+    bench.fetcher.advance()
+    left = bench.fetcher.source
+    bench.fetcher._switch_replica()
+    bench.fetcher.advance()
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.fetcher.advance()
+    assert bench.fetcher.source == left
+    bench.fetcher._switch_replica()  # it says nothing, again
+    bench.fetcher.advance()
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.fetcher.advance()
+    with pytest.raises(PositionLostError, match="10 is before the first one kept, 30"):
+        bench.take()
+
+
+@pytest.mark.parametrize("policy", ["raise", "common", "earliest", "latest"])
 def test_a_failover_ahead_of_the_reader_skips_no_valid_message(policy: str) -> None:
     bench = Bench(on_lost=policy)
     bench.found(0, 10)
