@@ -89,7 +89,7 @@ class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[int, ...]
     # The resumptions of the epoch by its master, after restarts, that this log has met: (number,
     # the end of the master's log then), both rising. None: not known, as in what an earlier version
-    # has written; such an entry parts from no other.
+    # has written; such an entry diverges from no other.
     resumed: tuple[tuple[int, int], ...] | None = None
 
 

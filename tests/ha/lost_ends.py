@@ -16,8 +16,8 @@ from tests.ha.simulation import (
     Violation,
     World,
     epoch_node,
-    installed,
     settings_of,
+    take_steps,
 )
 
 LOST_MAX = 16
@@ -115,12 +115,5 @@ def lying_walk(seed: int, steps: int = 250) -> World:
     settings |= {"entries": 512, "crash_rate": 0.0}
     world = LyingWorld(seed, **settings)
     world.more_steps = ["kill", "restart", "restart", "part"] * 3
-    with installed(world):
-        try:
-            for _ in range(steps):
-                world.step()
-            world.heal()
-        except Violation as violation:
-            tail = "\n".join(world.trace[-60:])
-            raise Violation(f"seed {seed} ({settings}): {violation}\n{tail}") from violation
+    take_steps(world, steps, f"seed {seed} ({settings})", shown=60)
     return world

@@ -21,9 +21,9 @@ from tests.ha.simulation import (
     SimNode,
     Violation,
     World,
-    installed,
     settings_of,
     size_of,
+    take_steps,
 )
 
 TOPIC = "t"
@@ -142,12 +142,5 @@ class QueueWorld(World):
 def walk_with_queues(seed: int, steps: int = 200) -> World:
     """Take one walk; a Violation has the seed and the last steps."""
     world = QueueWorld(seed, **settings_of(seed))
-    with installed(world):
-        try:
-            for _ in range(steps):
-                world.step()
-            world.heal()
-        except Violation as violation:
-            tail = "\n".join(world.trace[-40:])
-            raise Violation(f"seed {seed}, with queues: {violation}\n{tail}") from violation
+    take_steps(world, steps, f"seed {seed}, with queues")
     return world

@@ -1271,19 +1271,24 @@ def walk(seed: int, steps: int = 200, classic: str = "", *, replay: bool = False
     Logs of two RocketMQ masters do not become equal: the operator must decide.
     """
     world = World(seed, **settings_of(seed), classic=classic, replay=replay)
+    name = f"seed {seed}{', replay=True' if replay else ''} ({settings_of(seed)})"
+    take_steps(world, steps, name, heals=classic != "two")
+    return world
+
+
+def take_steps(
+    world: World, steps: int, name: str, *, heals: bool = True, shown: int = 40
+) -> None:
+    """Take a walk of so many steps, and heal; a Violation has its name and the last steps."""
     with installed(world):
         try:
             for _ in range(steps):
                 world.step()
-            if classic != "two":
+            if heals:
                 world.heal()
         except Violation as violation:
-            tail = "\n".join(world.trace[-40:])
-            raise Violation(
-                f"seed {seed}{', replay=True' if replay else ''} ({settings_of(seed)}): "
-                f"{violation}\n{tail}"
-            ) from violation
-    return world
+            tail = "\n".join(world.trace[-shown:])
+            raise Violation(f"{name}: {violation}\n{tail}") from violation
 
 
-__all__ = ["World", "Violation", "epoch_node", "installed", "settings_of", "walk"]
+__all__ = ["World", "Violation", "epoch_node", "installed", "settings_of", "take_steps", "walk"]

@@ -133,28 +133,28 @@ def test_the_promises_hold_in_fresh_walks():
     assert "lost end" not in seen  # no healthy disk is taken for one that drops pages
 
 
-@pytest.mark.parametrize("classic", ["same", "two"])
-def test_the_promises_hold_after_rocketmq(classic):
-    """The nodes followed one RocketMQ master before, or two, whose bytes are never mixed."""
+def take_fresh(take, default):
+    """Take fresh walks, or those that the environment names; return how many, and their counts."""
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
-    count = int(os.environ.get("HASTORE_SEEDS", "150"))
+    count = int(os.environ.get("HASTORE_SEEDS", str(default)))
     print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
     seen: dict[str, int] = {}
     for seed in range(first, first + count):
-        for what, times in walk(seed, classic=classic).counts.items():
+        for what, times in take(seed).counts.items():
             seen[what] = seen.get(what, 0) + times
+    return count, seen
+
+
+@pytest.mark.parametrize("classic", ["same", "two"])
+def test_the_promises_hold_after_rocketmq(classic):
+    """The nodes followed one RocketMQ master before, or two, whose bytes are never mixed."""
+    count, seen = take_fresh(lambda seed: walk(seed, classic=classic), 150)
     assert seen.get("put", 0) > count and seen.get("follow", 0) > count, seen
 
 
 def test_the_ends_of_queues_outlive_retention_and_failovers():
     """Each master gives queue offsets above all that were confirmed, by what its log says."""
-    first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
-    count = int(os.environ.get("HASTORE_SEEDS", "150"))
-    print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
-    seen: dict[str, int] = {}
-    for seed in range(first, first + count):
-        for what, times in walk_with_queues(seed).counts.items():
-            seen[what] = seen.get(what, 0) + times
+    count, seen = take_fresh(walk_with_queues, 150)
     for what in ("put", "open", "stated", "retained", "healed"):
         assert seen.get(what, 0) > count // 3, (what, seen)
 
@@ -197,13 +197,7 @@ def test_restarts_that_lost_nothing_cut_nobody():
 
 
 def test_a_slave_never_follows_over_what_a_disk_has_lost():
-    first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
-    count = int(os.environ.get("HASTORE_SEEDS", "60"))
-    print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
-    seen: dict[str, int] = {}
-    for seed in range(first, first + count):
-        for what, times in lying_walk(seed).counts.items():
-            seen[what] = seen.get(what, 0) + times
+    count, seen = take_fresh(lying_walk, 60)
     for what in ("put", "open", "resume", "prefix", "lie", "healed"):
         assert seen.get(what, 0) > count // 6, (what, seen)
 

@@ -134,7 +134,7 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
 
     Both histories are walked back to the newest epoch that they share. Its bytes end at some offset
     in each log; the common point is the smaller of the two offsets. The result is (0, 0) when the
-    histories share no epoch. It is not beyond the place where the two logs part because the epoch's
+    histories share no epoch. It is not beyond the place where the two logs diverge as the epoch's
     master has resumed it without the end of its log (`parted`).
 
     FLOOR_EPOCH counts as shared only when my log has nothing else and lies wholly inside the other
@@ -155,8 +155,8 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
 def resumed_entry(entry: EpochEntry, ends: Collection[int], end: int, now_s: int) -> EpochEntry:
     """Return the entry of an epoch that its master resumes with a log that ends at `end`.
 
-    A log that was without this master since an earlier resumption parts from it at the lowest end
-    of those that it missed. Only such ends are kept: `ends`, one for each node that has not
+    A log that was without this master since an earlier resumption diverges from it at the lowest
+    end of those that it missed. Only such ends are kept: `ends`, one for each node that has not
     followed since, so there are never more than nodes. The new resumption's number is greater than
     all before it, also if the clock (`now_s`) goes back; if the state of a node is restored from
     an older copy, the clock makes it another number.
@@ -174,7 +174,7 @@ def last_resumption(entry: EpochEntry) -> int:
 
 
 def parted(mine: EpochEntry, theirs: EpochEntry) -> int | None:
-    """Return where two logs of one epoch may part, because its master resumed it and one of them
+    """Return where two logs of one epoch may diverge, because its master resumed it and one of them
     was not there; None if they do not by what is known.
 
     A master has all of its epoch before any slave. So a slave that has not followed since, and has
