@@ -67,7 +67,7 @@ def test_a_record_that_says_nothing_readable_is_no_commit(name: str, value: byte
     ("name", "load"),
     [
         ("node.json", lambda fs: NodeState(fs, "/s").load(1, "c", "g")),
-        ("registry.json", lambda fs: RegistryMemory(fs, "/s").load()),
+        ("registry.json", lambda fs: RegistryMemory(fs, "/s", 1).load()),
         ("entries.json", lambda fs: EntryState(fs, "/s").load()),
         ("votes.json", lambda fs: HardStateFiles(fs, "/s", "/s/dledger-n1").load()),
     ],

@@ -77,7 +77,7 @@ class Node(BaseNode):
             always_flush=self.member.counts_flushed,
         )
         self.ha = HAService(self.member, self.transfer)
-        self._memory = RegistryMemory(fs, root)
+        self._memory = RegistryMemory(fs, root, config.node)
         self._from_registry = None if config.registry is None else RegistryRoles(
             config, read_config, self._memory, lambda: self.state.data.store_id,
             fs=fs, clock=clock, on_addresses=self.member.relocate, on_failure=fail,

@@ -129,7 +129,7 @@ class SmallRun:
         self.fs.replace_bytes(f"{ROOT}/hastore/scrub.json", msgspec.json.encode(now) + b"\n")
 
     def registry(self) -> None:
-        memory = RegistryMemory(self.fs, ROOT)
+        memory = RegistryMemory(self.fs, ROOT, 1)
         memory.load()
         memory.save(role=self.chance.choice((Role.SLAVE, Role.SYNC_MASTER)), changed=self.number)
 
@@ -179,7 +179,7 @@ def check(fs: RecordingFileSystem, note: tuple[int, int], chance: random.Random)
     if page is not None and not low <= page.flushed_offset:
         raise Violation(f"flushed is {page.flushed_offset}, not {low} to {high}")
     read_dispatched(fs, f"{ROOT}/hastore/replay")
-    RegistryMemory(fs, ROOT).load()
+    RegistryMemory(fs, ROOT, 1).load()
     OneShotFlags(fs, ROOT, SYSTEM_CLOCK).take_flags("promote", 1)
     path = f"{ROOT}/hastore/scrub.json"
     if fs.exists(path):

@@ -228,8 +228,9 @@ class OneNode:
         self.moved = {}
         self.epoch = 0  # the greatest that the node knows
         self.roles = RegistryRoles(
-            self.config, lambda: None, RegistryMemory(REAL, str(root)), lambda: "store-1",
-            fs=REAL, clock=SYSTEM_CLOCK, on_addresses=self.moved.update, on_failure=raise_failure,
+            self.config, lambda: None, RegistryMemory(REAL, str(root), self.config.node),
+            lambda: "store-1", fs=REAL, clock=SYSTEM_CLOCK, on_addresses=self.moved.update,
+            on_failure=raise_failure,
             greatest_epoch=lambda: self.epoch,
         )  # fmt: skip
         self.registry = self.roles.registry

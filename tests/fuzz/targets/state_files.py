@@ -148,7 +148,7 @@ def _node(fs: MemoryFileSystem) -> bool:
 
 
 def _registry(fs: MemoryFileSystem) -> bool:
-    RegistryMemory(fs, ROOT).load()
+    RegistryMemory(fs, ROOT, 1).load()
     return True
 
 

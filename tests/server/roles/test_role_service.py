@@ -432,7 +432,7 @@ def orders_by(kind: str, nodes: Nodes, number: int, fs: Any = REAL) -> Order:
 
     config = msgspec.structs.replace(node.config, registry="zk://127.0.0.1:1")
     source = RegistryRoles(
-        config, lambda: None, RegistryMemory(fs, config.store.root), lambda: "", fs=fs,
+        config, lambda: None, RegistryMemory(fs, config.store.root, config.node), lambda: "", fs=fs,
         clock=SYSTEM_CLOCK, on_addresses=lambda _moved: None, on_failure=raise_failure,
         greatest_epoch=lambda: node.state.last_epoch,
     )  # fmt: skip
