@@ -15,6 +15,7 @@ from hastore.errors import NotStoredError, Status, UsageError
 from hastore.fs.filesystem import without_waiting
 from hastore.fs.memory import MemoryFileSystem
 from hastore.ha.master.group_transfer import Need, Outcome
+from hastore.ha.rules.epochs import EpochStarts, Standing, check_position
 from hastore.protocol.api import MapInfo
 from hastore.protocol.committed_positions import Place, PositionMap
 from hastore.record.codec import Host, Record, decode_record, find_parts, patch_for_store
@@ -424,6 +425,7 @@ class FakeBackend:
         self.unflushable: str | None = None
         self.flush_sync = False
         self.entries: list[tuple[int, int]] = [(epoch, 0)]
+        self.history_is_whole = True  # False: it begins where the log does, as one of DLedger
         self.nodes: dict[int, str] = {}
         self.ha_addresses: dict[int, str] = {}
         self.reading: list[int] | None = None  # who serves reads; None: all but the master
@@ -477,9 +479,9 @@ class FakeBackend:
     def history(self) -> Sequence[tuple[int, int]]:
         return self.entries
 
-    @property
-    def history_is_whole(self) -> bool:
-        return True
+    def standing(self, history: EpochStarts, epoch: int, offset: int) -> tuple[Standing, int]:
+        end, whole = self.store.max_offset, self.history_is_whole
+        return check_position(history, end, epoch, offset, is_whole=whole)
 
     def positions_wait(self) -> bool:
         return self.waits

@@ -22,7 +22,14 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha.master.group_transfer import GroupTransferService, Need
-from hastore.ha.rules.epochs import CLASSIC_EPOCH, epoch_node, last_epoch
+from hastore.ha.rules.epochs import (
+    CLASSIC_EPOCH,
+    EpochStarts,
+    Standing,
+    check_position,
+    epoch_node,
+    last_epoch,
+)
 from hastore.ha.rules.following import written_over_text
 from hastore.protocol.api import MapInfo
 from hastore.protocol.dledger import Code
@@ -408,10 +415,9 @@ class NodeBackend(BaseBackend):
         """Return the epoch history as (epoch, start offset) entries."""
         return [(entry.epoch, entry.start) for entry in self._member.state.history]
 
-    @property
-    def history_is_whole(self) -> bool:
-        """Whether the history also says who wrote what retention has removed."""
-        return True
+    def standing(self, history: EpochStarts, epoch: int, offset: int) -> tuple[Standing, int]:
+        """Say how a position relates to this log with this history; see `check_position`."""
+        return check_position(history, self.store.max_offset, epoch, offset)
 
     def master_map(self) -> MapInfo:
         """Return this node's view of the group."""
@@ -693,10 +699,13 @@ class DLedgerBackend(BaseBackend):
         """Return the (term, position of its first entry) entries of the log."""
         return self._driver.store.epochs()
 
-    @property
-    def history_is_whole(self) -> bool:
-        """Whether the history also says who wrote what retention has removed."""
-        return False
+    def standing(self, history: EpochStarts, epoch: int, offset: int) -> tuple[Standing, int]:
+        """Say how a position relates to this log with this history; see `check_position`.
+
+        A log of DLedger does not say who wrote what retention has removed.
+        """
+        end = self.store.max_offset
+        return check_position(history, end, epoch, offset, is_whole=False)
 
     def master_node(self) -> int | None:
         """Return the node that takes puts as far as this one knows; None while a term opens."""

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.ha.master.group_transfer import Need, Outcome
+from hastore.ha.rules.epochs import EpochStarts, Standing
 from hastore.protocol.api import MapInfo
 from hastore.protocol.committed_positions import Place
 from hastore.server.api.commit_records import PullSource
@@ -461,9 +462,8 @@ class ApiBackend(Protocol):
         """Return the (epoch, start offset) entries, both rising. Empty: all is epoch 0."""
         ...
 
-    @property
-    def history_is_whole(self) -> bool:
-        """Whether the history also says who wrote what retention has removed."""
+    def standing(self, history: EpochStarts, epoch: int, offset: int) -> tuple[Standing, int]:
+        """Say how a position relates to this log with this history; see `check_position`."""
         ...
 
     def positions_wait(self) -> bool:

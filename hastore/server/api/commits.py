@@ -25,7 +25,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hastore.clock import Clock
-from hastore.ha.rules.epochs import EpochStarts, Standing, check_position, epoch_of
+from hastore.ha.rules.epochs import EpochStarts, Standing, epoch_of
 from hastore.protocol.api import (
     POSITION_BEHIND,
     POSITIONS_TOPIC,
@@ -204,7 +204,7 @@ class PositionTable:
         """
         store, last = self._backend.store, read.last
         history = self._backend.history()
-        standing, _ = check_position(history, store.max_offset, last.epoch, last.offset)
+        standing, _ = self._backend.standing(history, last.epoch, last.offset)
         if standing is not Standing.AGREED or last.offset < store.min_offset:
             return False
         record = store.reader.record_at(last.offset)
@@ -283,9 +283,8 @@ class PositionTable:
             return False
         if self._last is None:
             return True
-        (epoch, record), end = self._last, self._backend.store.max_offset
-        history = self._backend.history()
-        standing, _ = check_position(history, end, epoch, record.physical_offset)
+        (epoch, record), history = self._last, self._backend.history()
+        standing, _ = self._backend.standing(history, epoch, record.physical_offset)
         return standing is Standing.AGREED
 
     def _read(self, history: EpochStarts, records: list[tuple[Record, CommitBody | None]]) -> None:
@@ -465,8 +464,8 @@ class CommitHandler:
         stored = self._stored.get(name)
         if stored is None:
             return {}
-        end, history = self._backend.store.max_offset, self._backend.history()
-        standing, _ = check_position(history, end, stored.epoch, stored.offset)
+        history = self._backend.history()
+        standing, _ = self._backend.standing(history, stored.epoch, stored.offset)
         if standing is Standing.AGREED and not self._positions.has_read(stored.offset):
             return stored.positions
         del self._stored[name]
@@ -476,10 +475,8 @@ class CommitHandler:
         """Whether a position belongs to this log."""
         store = self._backend.store
         if place.epoch is not None and place.offset is not None:
-            standing, _ = check_position(
-                self._backend.history(), store.max_offset, place.epoch, place.offset,
-                is_whole=self._backend.history_is_whole,
-            )  # fmt: skip
+            history = self._backend.history()
+            standing, _ = self._backend.standing(history, place.epoch, place.offset)
             return standing is Standing.AGREED
         known = store.queues.queue_range(topic, queue)
         return known is not None and place.queue_offset <= known[1]

@@ -23,7 +23,7 @@ from typing import Any
 from hastore.bounded_log import SlowLines
 from hastore.clock import Clock
 from hastore.errors import NotCachedError
-from hastore.ha.rules.epochs import EpochStarts, Standing, check_position, epoch_of, epochs_of
+from hastore.ha.rules.epochs import EpochStarts, Standing, epoch_of, epochs_of
 from hastore.heap import keep_freed, share_one_heap
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
@@ -417,10 +417,7 @@ class PullHandler:
         limit = store.readable_offset
         place = request.position
         if place.epoch is not None and place.offset is not None:
-            standing, at = check_position(
-                history, store.max_offset, place.epoch, place.offset,
-                is_whole=self._backend.history_is_whole,
-            )  # fmt: skip
+            standing, at = self._backend.standing(history, place.epoch, place.offset)
             if standing is Standing.LOST:
                 return Found(self._lost(history, request, at))
             if standing is Standing.BEHIND:

@@ -409,6 +409,19 @@ def test_positions_are_read_before_anybody_asks(restarted: ApiServer, reading: R
     assert set(reading.names) == {"PositionReader"}
 
 
+def test_retention_that_passes_the_last_commit_has_none_read_again(
+    restarted: ApiServer, reading: Reading, backend: FakeBackend
+) -> None:
+    """A history that begins where the log does says nothing of the commit that was read last."""
+    reading.go_on.set()
+    until(lambda: restarted._positions.find("g", "t") == {0: api.Position(999)})
+    backend.history_is_whole = False
+    backend.entries = [(65537, len(backend.store.log))]
+    backend.store.put_encoded([commit_record(CommitBody("g", "t", {0: (1_000, None, None)}), 1)])
+    until(lambda: restarted._positions.find("g", "t") == {0: api.Position(1_000)})
+    assert restarted._positions.commits == 1_001
+
+
 def test_who_waits_for_positions_after_a_start_keeps_nobody_else(
     restarted: ApiServer, reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
