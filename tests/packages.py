@@ -238,6 +238,7 @@ TABLE = (
         " request",
         (
             *("protocol", "record", "config.checks", "security", "store.message_store", "ha.hello"),
+            "ha.rules",
             *("store.append.payloads", "store.append.results"),
             "server.api",
         ),

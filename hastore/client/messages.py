@@ -145,6 +145,11 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self._stored()[0]
 
     @property
+    def reconsume_times(self) -> int:
+        """How often consumers have sent the message back; 0 at its first delivery."""
+        return self.record.reconsume_times
+
+    @property
     def next_position(self) -> Position:
         """The position after this message; it has no epoch if the node did not state one."""
         next_offset = self.queue_offset + 1

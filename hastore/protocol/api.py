@@ -338,6 +338,26 @@ class Unlock(_Message, frozen=True, tag="unlock"):
     queues: QueuesByTopic
 
 
+class SendBack(_Message, frozen=True, tag="back"):
+    """Put a message that a member could not handle again, for its group, after a delay.
+
+    `offset` and `epoch` say where the log has it, `topic`, `queue_id` and `queue_offset` which it
+    is. `level` 0 is the usual delay, which grows with each attempt, and -1 no further attempt.
+    After `attempts` of them, None for as many as the group's settings say, it is a dead letter.
+    """
+
+    rid: Int64
+    group: Group
+    topic: Name
+    queue_id: QueueId
+    queue_offset: Int64
+    offset: Int64
+    epoch: Int64 | None = None
+    level: Annotated[int, msgspec.Meta(ge=-1, le=99)] = 0
+    attempts: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
+
+
 class AskMembers(_Message, frozen=True, tag="members"):
     """Ask who is in a group, and at the master, who has the lock of which queue."""
 
@@ -459,7 +479,7 @@ RangeQuestion = AskDigest | AskBytes
 Query = FindKey | FindOffset | FindTime
 Reading = AskMap | AskStatus | AskTopics | AskConfigs | AskProducer
 TopicChange = SetTopic | DropTopic
-Sharing = Join | Leave | Lock | Unlock | AskMembers
+Sharing = Join | Leave | Lock | Unlock | SendBack | AskMembers
 Transactional = EndTransaction | AskChecks
 Question = (
     Pull | Query | Reading | Commit | Fetch | RangeQuestion | TopicChange | Sharing | Transactional

@@ -73,6 +73,9 @@ WRONG: dict[str, list[Any]] = {
     "check_after_s": ["3", [3], 1.5, True, 0, -1, 2_592_001, b"3", {}],
     # -- of a consumer
     "queue": ["0", [0], 1.5, True, -1, 2**31, b"0", {}],
+    "message": [None, 5, b"body", "body", ["m"], object()],
+    "max_attempts": [*NUMBERS, 1.5, -1, 2**31],
+    "dead_letter": [1, 0, None, "yes"],
     "delay_level": ["3", [3], 1.5, True, 0, -1, 100, b"3", {}],
     "queues": [0, "01", b"01", [], ["0"], [-1], [2**31], [None], [True], 1.5],
     "group": [5, b"g", ["g"], "", "g" * 256, True, "\ud800", {}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hastore import Producer
+from hastore import Consumer, Message, Producer
 from hastore.testing.groups import Group, group
 from tests.cli.kit import hastore
 from tests.documents.blocks import Block, take
@@ -20,6 +21,7 @@ PRODUCER = take(API, "from hastore import Producer\nfrom hastore.errors")
 TRANSACTIONS = take(API, "import time\nfrom hastore import Decision")
 CONSUMER = take(API, 'from hastore import Consumer\n\nwith Consumer("orders"')
 SHARED = take(API, "from hastore import Consumer, RebalanceListener")
+SENT_BACK = take(API, "for message in consumer.poll():\n    try:")
 SECURITY = take(API, "from hastore import Producer, Security")
 ASYNCIO = take(API, "import asyncio")
 TRACES = take(API, "from hastore import Consumer, Producer\nfrom hastore.otel")
@@ -94,6 +96,24 @@ def test_a_shared_consumer(pair: Group) -> None:
 
     with pytest.raises(EnoughError):
         play(SHARED, pair, print=show)
+
+
+def test_what_cannot_be_handled_is_sent_back(pair: Group) -> None:
+    with Producer(pair.bootstrap) as producer:
+        producer.send_sync("bookings", b"poison")
+    seen: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        raise EnoughError
+
+    with Consumer("bookings", pair.bootstrap, group="desk", share=True) as consumer:
+        while not seen:
+            play(SENT_BACK, pair, consumer=consumer, handle=handle, log=logging.getLogger())
+        assert sum(consumer.lag().values()) == 0
+    with Consumer("SCHEDULE_TOPIC_XXXX", pair.bootstrap) as waiting:
+        (copy,) = waiting.poll(timeout_s=60)
+        assert copy.properties["REAL_TOPIC"] == "%RETRY%desk"
 
 
 def test_security(pair: Group, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

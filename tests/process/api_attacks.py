@@ -184,6 +184,10 @@ def any_request(chance: random.Random) -> api.Request:
             api.Subscription(name, chance.choice(["*", "a || b", ""]), chance.choice(["TAG", name]))
         ] * chance.choice([0, 1, 2])),
         lambda: api.AskMembers(rid, name[:255]),
+        lambda: api.SendBack(
+            rid, name[:255], name, number, offset, offset, chance.choice([None, 0, 65_537]),
+            chance.choice([-1, 0, 1, 99]), chance.choice([None, 0, 16]), 1,
+        ),
         lambda: api.EndTransaction(
             rid, chance.random() < 0.5, offset, number, name[:255], name[:255],
             chance.choice([None, 0, 1, -1]), chance.random() < 0.5, 1,

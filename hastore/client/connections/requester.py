@@ -55,7 +55,7 @@ Wanted = TypeVar("Wanted")
 Result = TypeVar("Result")
 Steps = Generator[float, list[Arrival], Result]  # yields the seconds to wait at most
 Answer = tuple[api.Reply, bytes]
-_CHANGES = api.Commit | api.SetTopic | api.DropTopic  # what `ask_master` may change
+_CHANGES = api.Commit | api.SendBack | api.SetTopic | api.DropTopic  # what `ask_master` may change
 FOR_NOW = ("BUSY", "SERVICE_NOT_AVAILABLE")  # a later try may succeed
 # After a failover the new master may lack what these say.
 _UNCONFIRMED = (Status.TIMEOUT, Status.FLUSH_DISK_TIMEOUT, Status.FLUSH_SLAVE_TIMEOUT)

@@ -601,9 +601,14 @@ def commit_wait_ms(timeout_s: float) -> int:
 
 def check_committed(reply: api.Reply) -> None:
     """Raise what Producer.send_sync would, unless a commit was confirmed."""
+    check_stored(reply, api.POSITIONS_TOPIC)
+
+
+def check_stored(reply: api.Reply, topic: str) -> None:
+    """Raise what Producer.send_sync would, unless a record of this topic's was confirmed."""
     done = expect(api.PutDone, reply)
     if done.status is not Status.PUT_OK:
-        result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
+        result = SendResult(done.status, topic, 0, done.level)
         raise failure_of(done.status, done.reason, result, unknown=False)
 
 

@@ -178,6 +178,30 @@ class SharedCalls(Client):
         return self._core.commit()
 
     @ClientCall
+    def send_back(
+        self,
+        message: Message,
+        delay_level: int | None = None,
+        *,
+        max_attempts: int | None = None,
+        dead_letter: bool = False,
+    ) -> Steps[None]:
+        """Have a message that cannot be handled now delivered to the group again, after a delay.
+
+        The master puts a copy into the group's topic of retries (`%RETRY%` and the group's name),
+        as durable as a commit; commit then as usual, and go on. One member gets it after the delay
+        of this level (`store.message_delay_level`: 1 is a second, 18 two hours); None: 10 s, then
+        longer with each attempt. After `max_attempts`, by default as many as the group's settings
+        say (16), or at once with `dead_letter=True`, it goes to `%DLQ%` and the group's name, and
+        stays there for whoever looks after it.
+
+        If the call's outcome is unknown, repeat it: the message may come twice then, as any may.
+        Raises MessageIllegalError if the message is not in the master's log any more or the
+        group's settings allow no retries, and else what Producer.send_sync would.
+        """
+        return self._core.send_back(message, delay_level, max_attempts, dead=dead_letter)
+
+    @ClientCall
     def committed(self) -> Steps[dict[TopicQueue, Position]]:
         """Return the group's committed positions in all its topics."""
         return self._core.committed()

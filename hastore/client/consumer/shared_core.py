@@ -19,6 +19,7 @@ from typing import NamedTuple
 from hastore.client.arguments import (
     MAX_INT32,
     MAX_INT64,
+    flag,
     integer,
     moment_ms,
     number,
@@ -40,6 +41,7 @@ from hastore.client.consumer.consumer_core import (
     ReadOptions,
     ask_until_taken,
     check_committed,
+    check_stored,
     commit_parts,
     commit_wait_ms,
     find_time,
@@ -60,6 +62,7 @@ from hastore.clock import Clock
 from hastore.errors import FencedError, HastoreError, OutcomeUnknown, UsageError
 from hastore.heap import keep_freed
 from hastore.protocol import api
+from hastore.record.delays import MAX_LEVELS
 
 log = logging.getLogger(__name__)
 
@@ -235,6 +238,31 @@ class SharedCore(Core):
         places = {name: queue.next for name, queue in self.fetcher.mine.items()}
         yield from self._commit(places, deadline)
         self._moves = []
+
+    def send_back(
+        self, message: object, delay_level: object, max_attempts: object, *, dead: object
+    ) -> Steps[None]:
+        """Have the master put a message again, for this group."""
+        if not isinstance(message, Message):
+            raise refusal("message", message, "a Message that a consumer has returned")
+        level = 0 if delay_level is None else integer("delay_level", delay_level, 1, MAX_LEVELS)
+        if flag("dead_letter", dead):
+            if delay_level is not None:
+                raise UsageError("delay_level: a dead letter is not delivered again; give only "
+                                 "dead_letter=True")  # fmt: skip
+            level = -1
+        if max_attempts is not None:
+            max_attempts = integer("max_attempts", max_attempts, 0, MAX_INT32)
+        most, deadline = max_attempts, self.requester.deadline(self.timeout_s)
+        topic = message.topic
+        place = topic, message.queue_id, message.queue_offset, message.offset, message.epoch
+
+        def make(rid: int) -> api.Request:
+            # All of the time: what is not confirmed earlier would be put once more.
+            wait_ms = int(min(max(1.0, self.requester.left_s(deadline) * 1000.0), api.MAX_WAIT_MS))
+            return api.SendBack(rid, self.group, *place, level, most, wait_ms)
+
+        check_stored((yield from self._ask_master(make, deadline)), topic)
 
     def committed(self) -> Steps[Places]:
         """Return the group's committed positions in all topics that it reads."""

@@ -47,7 +47,7 @@ _NO_TLS = (
 _NEVER = float("inf")
 POSITIONS_MOVED = "positions moved"  # the audit log's action: consumers may do it often
 _CHANGED = ("done", "asked", "unconfirmed")
-_Sharing = api.Join | api.Leave | api.Lock | api.Unlock | api.AskMembers
+_Sharing = api.Join | api.Leave | api.Lock | api.Unlock | api.SendBack | api.AskMembers
 # Free of every quota; so is the question for the queues of one topic. A slowed member stays in its
 # group, and keeps its queues.
 _FREE = frozenset({
@@ -408,6 +408,8 @@ def _why_no_member(identity: Identity, request: api.Sharing) -> str | None:
         for topic in request.queues:
             if not may_read(identity, topic):
                 return no_right(identity, "consume", topic)
+    if isinstance(request, api.SendBack) and not may_read(identity, request.topic):
+        return no_right(identity, "consume", request.topic)
     return None  # a Join is answered without the topics that it may not read
 
 

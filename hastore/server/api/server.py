@@ -112,7 +112,7 @@ _NOBODY_MAY = (
 _READS = (  # what a node that was removed from its group refuses
     *(api.Pull, api.Fetch, api.Commit, api.AskTopics, api.AskConfigs),
     *(api.FindKey, api.FindOffset, api.FindTime),
-    *(api.Join, api.Lock, api.Unlock),
+    *(api.Join, api.Lock, api.Unlock, api.SendBack),
 )
 # RocketMQ's brokers listen at this distance below their port, too, and its slaves ask there for the
 # topics: they call it fast, or VIP.

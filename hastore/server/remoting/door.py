@@ -19,7 +19,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from hastore.errors import HastoreError
+import msgspec
+
+from hastore.errors import HastoreError, Status
 from hastore.protocol import api
 from hastore.protocol.remoting import (
     ONE_WAY,
@@ -32,6 +34,7 @@ from hastore.protocol.remoting import (
 )
 from hastore.security.rocketmq_acl import ACCESS_KEY
 from hastore.server.api.connections import Connection
+from hastore.server.api.replies import master_of
 from hastore.server.api.server import ApiParts
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,14 @@ class RemotingRefusal(HastoreError):
         super().__init__(remark)
         self.code = code
         self.remark = remark
+
+
+_OWN_STATUS: dict[int, Status] = {
+    Answer.SUCCESS: Status.PUT_OK,
+    Answer.SERVICE_NOT_AVAILABLE: Status.SERVICE_NOT_AVAILABLE,
+    Answer.SYSTEM_BUSY: Status.BUSY,
+    Answer.NO_PERMISSION: Status.FORBIDDEN,
+}
 
 
 class RemotingRequest:
@@ -153,6 +164,68 @@ class RemotingRequest:
         self.is_answered = True
         if self.unknown is not None:
             self.unknown(self, reason, is_late)
+
+
+class OwnRequest:
+    """A request of hastore's own client, with what a handler asks of a RemotingRequest.
+
+    It is answered by a PutDone.
+    """
+
+    def __init__(
+        self,
+        parts: ApiParts,
+        connection: Connection,
+        asked: api.EndTransaction | api.SendBack,
+        came_ms: float,
+    ) -> None:
+        self.connection: Connection | None = connection
+        self.came_ms = came_ms
+        self.asked = asked
+        self._parts = parts
+        self._to = connection
+
+    def answer(
+        self,
+        code: int,
+        fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        remark: str | None = None,
+    ) -> None:
+        """Answer as the answer with this code to a RocketMQ client would."""
+        del fields, body
+        status = _OWN_STATUS.get(code, Status.MESSAGE_ILLEGAL)
+        self.done(api.PutDone(0, status, 0, reason=remark or ""))
+
+    def forbidden(self, why: str) -> RemotingRefusal:
+        """Note that the request is forbidden; return what to answer."""
+        access = self._parts.access
+        assert access is not None, "else everything is allowed"
+        access.forbidden(type(self.asked).__name__, self._to, why)
+        return RemotingRefusal(Answer.NO_PERMISSION, why)
+
+    def leave_open(self, reason: str, *, is_late: bool = False) -> None:
+        """Answer that it is not known whether it was done."""
+        del is_late
+        self.done(api.PutDone(0, Status.TIMEOUT, 0, reason=reason))
+
+    def done(self, done: api.PutDone) -> None:
+        """Answer with the outcome of the node's own record."""
+        status = done.status if done.statuses is None else done.statuses[0]
+        if status is Status.FORBIDDEN and done.statuses is not None:
+            status = Status.SERVICE_NOT_AVAILABLE  # another epoch has begun
+        master = None
+        if status is Status.SERVICE_NOT_AVAILABLE:
+            master = master_of(self._parts.backend, self._parts.failures)
+        answer = msgspec.structs.replace(
+            done, rid=self.asked.rid, status=status, statuses=None, hosts={}, master=master
+        )
+        self._parts.replies.send(self._to, answer)
+
+
+def without_place(done: api.PutDone) -> api.PutDone:
+    """Return the outcome of a record whose place concerns nobody."""
+    return msgspec.structs.replace(done, offsets=[], queue_ids=[], queue_offsets=[], host=b"")
 
 
 Handler = Callable[[RemotingRequest], None]

@@ -20,14 +20,11 @@ PGROUP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
-
-import msgspec
 
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import EndTransaction, Failed, Put, PutDone, Status
-from hastore.protocol.remoting import Answer
 from hastore.record.codec import Record, decode_record
 from hastore.record.delays import real_place
 from hastore.record.layout import FLAG_ROLLBACK
@@ -42,19 +39,9 @@ from hastore.record.transactions import (
 )
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
-from hastore.server.api.queries import MAX_FOUND_BYTES, Steps
-from hastore.server.api.queries import Answer as Answered
-from hastore.server.api.replies import master_of
+from hastore.server.api.queries import MAX_FOUND_BYTES, Answer, Steps
 from hastore.server.api.server import ApiParts
-from hastore.server.remoting.door import RemotingRefusal
-
-_STATUS: dict[int, Status] = {
-    Answer.SUCCESS: Status.PUT_OK,
-    Answer.SERVICE_NOT_AVAILABLE: Status.SERVICE_NOT_AVAILABLE,
-    Answer.SYSTEM_BUSY: Status.BUSY,
-    Answer.NO_PERMISSION: Status.FORBIDDEN,
-}
-
+from hastore.server.remoting.door import OwnRequest, without_place
 
 _FOUND_MAX = 64  # messages with one UNIQ_KEY in one topic
 _ALL_MS = 2**63 - 1
@@ -79,7 +66,7 @@ def look_up(backend: ApiBackend, asked: EndTransaction, ended: Ended | None) -> 
     know. The answer is a Looked.
     """
 
-    def steps(is_late: Callable[[], bool]) -> Iterator[Answered | None]:
+    def steps(is_late: Callable[[], bool]) -> Iterator[Answer | None]:
         store = backend.store
         raw = None
         if store.min_offset <= asked.offset < store.max_offset:
@@ -159,8 +146,10 @@ def _unique(record: Record) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-class OwnEnd:
+class OwnEnd(OwnRequest):
     """An EndTransaction of a client, with what `Transactions` asks of a request."""
+
+    asked: EndTransaction
 
     def __init__(
         self,
@@ -171,37 +160,9 @@ class OwnEnd:
         may_send: Callable[[str], bool],
     ) -> None:
         """Take a request; `may_send` says whether its client may send to a topic."""
-        self.connection: Connection | None = connection
-        self.came_ms = came_ms
+        super().__init__(parts, connection, request, came_ms)
         self.may_send = may_send
         self.put = Put(request.rid, request.acks, request.sync_flush, request.timeout_ms)
-        self.asked = request
-        self._parts = parts
-        self._to = connection
-
-    def answer(
-        self,
-        code: int,
-        fields: Mapping[str, str] | None = None,
-        body: bytes = b"",
-        remark: str | None = None,
-    ) -> None:
-        """Answer as the answer with this code to a RocketMQ client would."""
-        del fields, body
-        status = _STATUS.get(code, Status.MESSAGE_ILLEGAL)
-        self.done(PutDone(0, status, 0, reason=remark or ""))
-
-    def forbidden(self, why: str) -> RemotingRefusal:
-        """Note that the request is forbidden; return what to answer."""
-        access = self._parts.access
-        assert access is not None, "else it may send to every topic"
-        access.forbidden(type(self.asked).__name__, self._to, why)
-        return RemotingRefusal(Answer.NO_PERMISSION, why)
-
-    def leave_open(self, reason: str, *, is_late: bool = False) -> None:
-        """Answer that it is not known whether the transaction has ended."""
-        del is_late
-        self.done(PutDone(0, Status.TIMEOUT, 0, reason=reason))
 
     def has_ended(self, otherwise: str = "") -> None:
         """Answer that it has ended so before, or `otherwise`; once that is confirmed as asked.
@@ -220,16 +181,6 @@ class OwnEnd:
     def done(self, done: PutDone) -> None:
         """Answer with the outcome of what ends the transaction."""
         status = done.status if done.statuses is None else done.statuses[0]
-        if status is Status.FORBIDDEN and done.statuses is not None:
-            status = Status.SERVICE_NOT_AVAILABLE  # another epoch has begun
-        master = None
-        if status is Status.SERVICE_NOT_AVAILABLE:
-            master = master_of(self._parts.backend, self._parts.failures)
-        done = msgspec.structs.replace(
-            done, rid=self.asked.rid, status=status, statuses=None, hosts={}, master=master
-        )
         if not (self.asked.commit and status.is_stored):  # a rollback has no place to speak of
-            done = msgspec.structs.replace(
-                done, offsets=[], queue_ids=[], queue_offsets=[], host=b""
-            )
-        self._parts.replies.send(self._to, done)
+            done = without_place(done)
+        super().done(done)

@@ -4,6 +4,7 @@
     Lock      LOCK_BATCH_MQ (41), with where the group is in each queue
     Unlock    UNLOCK_BATCH_MQ (42); all members are told, since one of them waits for it
     Commit    of a member: refused as FENCED unless it has the lock of each queue
+    SendBack  CONSUMER_SEND_MSG_BACK (36): retries.py
     AskMembers  of an operator: who is there, and who has which lock
 
 So a group may have RocketMQ's consumers, too. A lock is asked for by the member that the list gives
@@ -30,6 +31,7 @@ from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import SCAN_MS, GroupRequests
 from hastore.server.remoting.lock_requests import LockRequests
 from hastore.server.remoting.queue_locks import LOCK_MS
+from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import READ, RETRY, TopicView
 
 SESSION_MS = 60_000.0  # without a Join
@@ -92,6 +94,7 @@ class OwnMembers:
         locks: LockRequests,
         positions: GroupPositions,
         topics: TopicView,
+        retries: Retries,
     ) -> None:
         """Prepare, and serve the door's members from now on."""
         self._door = door
@@ -100,6 +103,7 @@ class OwnMembers:
         self._locks = locks
         self._positions = positions
         self._topics = topics
+        self._retries = retries
         self._own: dict[Connection, _Own] = {}
         # The request number of each member's last commit: one that comes later, from a connection
         # that was cut off for a while, must not move the group back.
@@ -124,6 +128,8 @@ class OwnMembers:
                 self._join(connection, request, now_ms)
             elif isinstance(request, api.Leave):
                 self._leave(connection, request)
+            elif isinstance(request, api.SendBack):
+                self._retries.take_own(connection, request, now_ms)
             elif isinstance(request, api.AskMembers):
                 self._ask_members(connection, request, now_ms)
             elif isinstance(request, api.Commit):

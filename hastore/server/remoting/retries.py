@@ -1,6 +1,7 @@
 """Messages that a consumer could not handle, and the groups' settings for them.
 
     36                  CONSUMER_SEND_MSG_BACK: read the message at its offset, put it again
+    SendBack            the same for hastore's own consumers
 
 The message goes to %RETRY%<group> after a delay that grows with each attempt (record/delays.py), or
 to %DLQ%<group> once there were too many. A message that was cut by a failover cannot be sent back:
@@ -18,13 +19,22 @@ from typing import NamedTuple, Protocol
 
 from hastore.config.model import RemotingConfig
 from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError
-from hastore.protocol.api import Put, PutDone, Status
+from hastore.ha.rules.epochs import Standing
+from hastore.protocol.api import Put, PutDone, SendBack, Status
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import Record, decode_record
 from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, retry_of, sent_back
 from hastore.record.properties import MAX_GROUP_TOPIC, decode_properties
 from hastore.server.api.cold_reads import TOO_MANY
-from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.api.connections import Connection
+from hastore.server.remoting.door import (
+    Door,
+    Handler,
+    OwnRequest,
+    RemotingRefusal,
+    RemotingRequest,
+    without_place,
+)
 from hastore.server.remoting.routes import OWN, RETRY, TopicView
 from hastore.server.remoting.sends import ANSWER_MS
 from hastore.server.remoting.subscriptions import GroupSettings
@@ -65,6 +75,24 @@ class Wish(NamedTuple):
     times_max: int
     message_id: str | None  # as the consumer knows the message
     topic: str | None  # the same
+
+
+class OwnBack(OwnRequest):
+    """A SendBack of a consumer of hastore's, with what `Retries` asks of a request."""
+
+    asked: SendBack
+
+    @property
+    def put(self) -> Put:
+        """How its message is confirmed: as a commit of the group."""
+        return Put(self.asked.rid, None, timeout_ms=self.asked.timeout_ms)
+
+    def done(self, done: PutDone) -> None:
+        """Answer with the outcome; where the message waits concerns nobody."""
+        super().done(without_place(done))
+
+
+Request = RemotingRequest | OwnBack
 
 
 class Retries:
@@ -109,6 +137,32 @@ class Retries:
             fields.get("originMsgId"),
             fields.get("originTopic"),
         )
+        self._read(request, wish)
+
+    def take_own(self, connection: Connection, asked: SendBack, came_ms: float) -> None:
+        """Take a message back from a consumer of hastore's."""
+        request = OwnBack(self._parts, connection, asked, came_ms)
+        refused = self._parts.backend.writable_reason()
+        if refused is not None:
+            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=refused)
+            return
+        settings = self._groups.find(asked.group)
+        times = settings.retry_max_times if asked.attempts is None else asked.attempts
+        wish = Wish(asked.group, asked.offset, asked.level, times, None, asked.topic)
+        try:
+            if len(asked.group) > _MAX_NAME:
+                raise _illegal(f"the group's name is longer than {_MAX_NAME}: it has no retries")
+            if settings.retry_queue_nums <= 0:
+                raise _illegal(
+                    f"the settings of group {asked.group!r} say that it has no retries "
+                    "(retryQueueNums is 0)"
+                )
+            self._read(request, wish)
+        except RemotingRefusal as refusal:
+            request.answer(refusal.code, remark=refusal.remark)
+
+    def _read(self, request: Request, wish: Wish) -> None:
+        """Read the message, and put it again."""
         reader = self._parts.backend.store.reader
         try:
             with reader.without_waiting():
@@ -124,33 +178,33 @@ class Retries:
         self._put(request, wish, raw)
 
     def _after_read(
-        self, request: RemotingRequest, wish: Wish, result: bytes | Exception | None
+        self, request: Request, wish: Wish, result: bytes | Exception | None
     ) -> None:
         self._door.later(partial(self._go_on, request, wish, result))
 
     def _go_on(
-        self, request: RemotingRequest, wish: Wish, result: bytes | Exception | None
+        self, request: Request, wish: Wish, result: bytes | Exception | None
     ) -> None:
         """Go on with what another thread has read."""
         try:
             if isinstance(result, Exception):
                 _, reason = self._parts.failures.note("a message that is sent back", result)
-                raise RemotingRefusal(Answer.SYSTEM_ERROR, reason)
+                raise RemotingRefusal(_unreadable(request), reason)
             self._put(request, wish, result)
         except RemotingRefusal as refusal:
             request.answer(refusal.code, remark=refusal.remark)
 
-    def _put(self, request: RemotingRequest, wish: Wish, raw: bytes | None) -> None:
+    def _put(self, request: Request, wish: Wish, raw: bytes | None) -> None:
         settings = self._groups.find(wish.group)
         try:
             record = None if raw is None else decode_record(raw)
-            if record is None or not _is_same(record, wish):
+            if isinstance(request, OwnBack):
+                record = self._own(request, record)
+            elif record is None or not _is_same(record, wish):
                 text = f"look message by offset failed, {wish.offset}"
                 raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
-            gate = self._door.gate  # the group could read the copy of any topic's message
-            if gate is not None and not gate.may_read(request, record.topic):
-                text = f"the message at offset {wish.offset} is of a topic that is not yours"
-                raise gate.forbidden(request, text)
+            else:
+                self._guard(request, record)
             retry = retry_of(
                 record, wish.group,
                 level=wish.level, times_max=wish.times_max,
@@ -163,10 +217,47 @@ class Retries:
             raise _illegal(str(failure)) from failure
         respond = partial(self._answer, request)
         since_ms = request.came_ms
-        self._parts.puts.admit_own_record(self._wait, payload, respond, own_records, since_ms)
+        put = request.put if isinstance(request, OwnBack) else self._wait
+        self._parts.puts.admit_own_record(put, payload, respond, own_records, since_ms)
 
-    def _answer(self, request: RemotingRequest, done: PutDone) -> None:
-        """Answer with the outcome; after any code but 0 the client sends its own copy."""
+    def _guard(self, request: RemotingRequest, record: Record) -> None:
+        """Raise RemotingRefusal if a message must not be copied to where the group reads."""
+        gate = self._door.gate
+        if gate is not None and not gate.may_read(request, record.topic):
+            text = f"the message at offset {record.physical_offset} is of a topic that is not yours"
+            raise gate.forbidden(request, text)
+
+    def _own(self, request: OwnBack, record: Record | None) -> Record:
+        """Return the message that a consumer of hastore's means, of a topic that it may read.
+
+        Raises RemotingRefusal if it is not in this log.
+        """
+        asked, backend = request.asked, self._parts.backend
+        reader = backend.store.reader
+        if record is None and reader.is_damaged(asked.offset):
+            reader.note_damage(asked.offset)
+            text = f"the message at offset {asked.offset} is damaged at this node"
+            raise RemotingRefusal(Answer.SERVICE_NOT_AVAILABLE, text)
+        if record is not None and not (asked.topic.startswith(OWN) or asked.topic in _WAITING):
+            standing = Standing.AGREED
+            if asked.epoch is not None:
+                history = backend.history()
+                standing, _ = backend.standing(history, asked.epoch, asked.offset)
+            place = record.topic, record.queue_id, record.queue_offset
+            meant = asked.topic, asked.queue_id, asked.queue_offset
+            if standing is Standing.AGREED and place == meant:
+                return record
+        raise _illegal(
+            f"message {asked.queue_offset} in queue {asked.queue_id} of {asked.topic} is not at "
+            f"offset {asked.offset} of the log: retention has removed it, or a failover cut it; "
+            "send a copy of it"
+        )
+
+    def _answer(self, request: Request, done: PutDone) -> None:
+        """Answer with the outcome; after any code but 0 RocketMQ's client sends its own copy."""
+        if isinstance(request, OwnBack):
+            request.done(done)
+            return
         status = done.status
         if status is Status.PUT_OK and done.statuses is None and done.offsets:
             request.answer(Answer.SUCCESS)
@@ -212,6 +303,12 @@ def _number(
     if not least <= number <= most:
         raise _illegal(f"{name}={number} is not from {least} to {most}")
     return number
+
+
+def _unreadable(request: Request) -> Answer:
+    """Return the code for a message that the disk does not give now."""
+    is_own = isinstance(request, OwnBack)  # which asks again
+    return Answer.SERVICE_NOT_AVAILABLE if is_own else Answer.SYSTEM_ERROR
 
 
 def _illegal(remark: str) -> RemotingRefusal:

@@ -55,7 +55,6 @@ def make_door(
                     hold_ms)  # fmt: skip
     door.join(routes.handlers())
     settings = Subscriptions(door, topics)
-    door.join(settings.handlers())
     levels = len(parse_levels(config.store.message_delay_level))
     sends = Sends(
         door, topics, config.cluster,
@@ -65,8 +64,9 @@ def make_door(
         levels=levels, hold_ms=hold_ms,
     )  # fmt: skip
     door.join(sends.handlers())
-    door.join(Retries(door, topics, settings, levels, hold_ms).handlers())
-    door.join(Topics(door, config.group, topics).handlers())
+    retries = Retries(door, topics, settings, levels, hold_ms)
+    for each in (settings, retries, Topics(door, config.group, topics)):
+        door.join(each.handlers())
     groups = GroupRequests(door, config.group)
     door.join(groups.handlers())
     decisions = Decisions(backend)
@@ -81,7 +81,7 @@ def make_door(
     door.join(SlaveRegistration(door, config).handlers())
     locks = LockRequests(door, positions, lambda one: 0 <= one[1] < topics.count_for_locks(one[0]))
     door.join(locks.handlers())
-    OwnMembers(door, groups, locks, positions, topics)
+    OwnMembers(door, groups, locks, positions, topics, retries)
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
     announce(Announced(door, config, topics, asked.with_groups, brokers))

@@ -11,7 +11,9 @@ from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.lock_requests import LockRequests
 from hastore.server.remoting.own_members import OwnMembers
 from hastore.server.remoting.position_requests import PositionRequests
+from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import TopicView
+from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 
@@ -60,7 +62,10 @@ def fill(parts: ApiParts, node: SharedNode) -> Door:
     node.groups = GroupRequests(door)
     node.positions = GroupPositions(door)
     node.locks = LockRequests(door, node.positions)
-    node.members = OwnMembers(door, node.groups, node.locks, node.positions, node.topics)
+    node.members = OwnMembers(
+        door, node.groups, node.locks, node.positions, node.topics,
+        Retries(door, node.topics, Subscriptions(door, node.topics)),
+    )  # fmt: skip
     door.join(node.groups.handlers())
     door.join(node.positions.handlers())
     door.join(node.locks.handlers())

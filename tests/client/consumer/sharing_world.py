@@ -29,7 +29,9 @@ from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.lock_requests import LockRequests
 from hastore.server.remoting.own_members import OwnMembers
+from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import TopicView
+from hastore.server.remoting.subscriptions import Subscriptions
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import record
 from tests.server.remoting.desk import Desk, VirtualClock
@@ -103,7 +105,9 @@ class Node:
         self.locks = LockRequests(door, positions)
         for handlers in (groups, positions, self.locks):
             door.join(handlers.handlers())
-        OwnMembers(door, groups, self.locks, positions, TopicView(self.backend, auto_create=True))
+        topics = TopicView(self.backend, auto_create=True)
+        retries = Retries(door, topics, Subscriptions(door, topics))
+        OwnMembers(door, groups, self.locks, positions, topics, retries)
         self.wires: list[Wire] = []
         self.commits: list[tuple[Wire, api.Commit]] = []
 

@@ -311,6 +311,7 @@ REQUESTS = {
     "fetch": api.Fetch(1, "g", "money"),
     "commit": api.Commit(1, "g", "money", {0: api.Position(0)}),
     "members": api.AskMembers(1, "money-team"),
+    "back": api.SendBack(1, "orders-team", "money", 0, 0, 0),
     "topics": api.AskTopics(1, "money"),
     "configs": api.AskConfigs(1, "money"),
     "at": api.FindOffset(1, 0),
@@ -340,7 +341,7 @@ def test_each_request_needs_its_right(secured: Secured, request_: Any) -> None:
             wire.shake_hands()
             prove(wire, wide)
             reply = ask(wire, request_)
-            if isinstance(request_, api.AskMembers):  # this node has none
+            if isinstance(request_, api.AskMembers | api.SendBack):  # this node has none
                 assert isinstance(reply, api.Failed) and "no queues are shared" in reply.reason
             else:
                 assert not isinstance(reply, api.Failed), reply

@@ -22,7 +22,9 @@ from hastore.server.remoting.lock_requests import LockRequests
 from hastore.server.remoting.own_members import SESSION_MS, OwnMembers
 from hastore.server.remoting.position_requests import PositionRequests
 from hastore.server.remoting.queue_locks import LOCK_MS
+from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import TopicView
+from hastore.server.remoting.subscriptions import Subscriptions
 from tests.api_fakes import FakeBackend
 from tests.client.consumer.shared_node import fill
 from tests.process.api_attacks import any_request
@@ -123,7 +125,10 @@ class Node:
         self.asked = PositionRequests(door, self.positions, self.groups.members, topics, "g0")
         for handlers in (self.groups, self.positions, self.locks, self.asked):
             door.join(handlers.handlers())
-        self.members = OwnMembers(door, self.groups, self.locks, self.positions, topics)
+        self.members = OwnMembers(
+            door, self.groups, self.locks, self.positions, topics,
+            Retries(door, topics, Subscriptions(door, topics)),
+        )  # fmt: skip
 
     def own(self, name: str) -> Own:
         return Own(self, name)
