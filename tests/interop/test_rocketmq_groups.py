@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hastore import Consumer
+from hastore import Consumer, Producer, SharedConsumer
 from hastore.client.consumer.positions_client import Positions
 from hastore.protocol.remoting import Code
 from tests.interop.build import CLIENTS_4, CLIENTS_5, command
@@ -231,3 +231,24 @@ def test_members_are_known_to_a_new_master_at_once(
         admin = new_admin(site, group)
         assert admin.ids() == ids, "no heartbeat came since"
         admin.wait_shares(topic, 2, 2)
+
+
+def test_what_a_python_member_sends_back_comes_to_a_java_member(
+    site: HastoreSite, make_jvm: Callable[..., Clients]
+) -> None:
+    """With its own topic and id, and counted: the copy is what RocketMQ's broker would write."""
+    with (
+        Producer(site.group.bootstrap) as producer,
+        Consumer("Again", site.group.bootstrap, group="mixed", share=True) as member,
+    ):
+        assert isinstance(member, SharedConsumer)
+        producer.send_sync("Again", b"poison", key="k", tags="red", properties={"n": "1"})
+        while not (found := member.poll(timeout_s=LIMIT_S)):
+            pass
+        member.send_back(found[0], 1, max_attempts=5)
+        member.commit()
+    jvm = make_jvm("mixed", "5.3.3")
+    (got,) = jvm.received(jvm.push(site, "mixed", "Again"), 1)
+    assert (got["body"], got["reconsume"], got["topic"]) == ("poison", 1, "Again")
+    assert (got["keys"], got["tags"], got["properties"]["n"]) == ("k", "red", "1")
+    assert got["properties"]["ORIGIN_MESSAGE_ID"] == found[0].message_id
