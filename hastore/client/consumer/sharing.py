@@ -9,6 +9,11 @@ A queue is read only under its lock at the master, until its lease is over by th
 clock. The lease counts from when the request was sent, so it ends before the lock does. Nothing
 here waits: `advance` sends what is due, `on_arrival` takes what comes, and `take_event` says what
 the listener must be told.
+
+Which queues are a member's (`share_of`) is the rule of RocketMQ's consumers, their
+AllocateMessageQueueAveragely: every member sorts the members' ids and takes the part of the queues
+that is its own. Members that know the same ids and the same number of queues thus agree without a
+word, whatever client they are.
 """
 
 from __future__ import annotations
@@ -20,7 +25,6 @@ from typing import NamedTuple
 
 from hastore.client.connections.requester import FOR_NOW, Requester, error_of
 from hastore.client.connections.transport import Arrival
-from hastore.client.consumer.allocation import in_order, share_of
 from hastore.client.consumer.beginnings import Beginnings
 from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
 from hastore.client.consumer.subscription import TopicQueue, Wanted
@@ -613,3 +617,21 @@ def first_names(queues: list[TopicQueue]) -> str:
     """Return the first of these queues for a text."""
     more = f" and {len(queues) - NAMED} more" if len(queues) > NAMED else ""
     return ", ".join(f"queue {one.queue_id} of {one.topic}" for one in queues[:NAMED]) + more
+
+
+def in_order(members: Iterable[str]) -> list[str]:
+    """Return ids as Java sorts strings: by their UTF-16 code units."""
+    return sorted(set(members), key=lambda one: one.encode("utf-16-be", "surrogatepass"))
+
+
+def share_of(queues: int, members: list[str], member: str) -> range:
+    """Return the queues of a topic that a member reads; `members` are `in_order`.
+
+    The first members have one queue more than the others, if the number does not divide evenly.
+    """
+    if member not in members:
+        return range(0)
+    place, count = members.index(member), len(members)
+    least, more = divmod(queues, count)
+    begin = place * least + min(place, more)
+    return range(begin, begin + least + (place < more))
