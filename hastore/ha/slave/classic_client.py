@@ -4,8 +4,15 @@ protocol (docs/ha-link.md).
 The protocol has no handshake, identity or epoch: the received bytes are epoch 0 of this log's
 history. An empty log starts at the offset of the master's first frame, also if an earlier link has
 brought heartbeats only: a RocketMQ master sends whoever reports 0 its last file. If the log is not
-empty, its end is compared with the master's bytes first (classic_end.py). From there on each frame
+empty, its end is compared with the master's bytes first (`compare_end`). From there on each frame
 and heartbeat must continue it exactly.
+
+The comparison is there because a broker that was cut off from power has lost what it had not
+flushed, which its slave may have, and writes other messages there. So a link begins with bytes that
+this log has already: the slave reports a place before its end, and compares what comes with its own
+bytes up to its end. Each record that RocketMQ writes has its time and its place in its queue, so
+other records differ. Nothing is cut: what only this log has may be acknowledged, and what the
+master has instead too.
 
 RocketMQ can write an unreadable record: its topic has at most 127 characters, but more than 127
 bytes. At its next start RocketMQ cuts this record and all that follows. This slave does not keep
@@ -16,6 +23,7 @@ before the record. It follows again when the master has something else at that o
 import logging
 import socket
 
+from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, GroupDisagrees, HastoreError, ProtocolError
 from hastore.ha.hello.peer import (
     Deadline,
@@ -26,13 +34,14 @@ from hastore.ha.hello.peer import (
     warn_of_tampering,
 )
 from hastore.ha.node.member import Member
+from hastore.ha.node.replica_log import ReplicaLog
 from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
-from hastore.ha.slave.classic_end import compare_end
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
 from hastore.ha.slave.ha_client import Follower
 from hastore.ha.slave.slave_stream import SlaveStream
-from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
+from hastore.protocol.ha_link import BODY_BYTES_MAX, HEADER, HEADER_BYTES, REPORT
+from hastore.security.tls_socket import LinkSocket
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +55,13 @@ _UNREADABLE = (
     "Stop the producers of such a topic (up to 127 characters, but more than 127 bytes), let the "
     "broker's consumers read to the end, then promote this node; or restart the broker, and this "
     "node continues by itself"
+)
+COMPARED_BYTES = 64 * 1024
+REACH_BYTES = 8 * 1024 * 1024  # at most, for the sake of zeros or a long record's part at the end
+_REMEDY = (
+    "Nothing was cut: messages that only one of both has may be acknowledged. Decide which log is "
+    "right: to go on with the master, stop this node, move its store away, and start it with a new "
+    "copy of the master's log; to go on with this log, promote this node"
 )
 
 
@@ -239,3 +255,78 @@ class ClassicStream(SlaveStream):
             self._moved_ms = now_ms
             if store.record_size(replayed) and not store.record_size(replayed, check=True):
                 raise CorruptRecordError(_UNREADABLE % replayed)
+
+
+def compared_from(store: ReplicaLog) -> int:
+    """Return where the comparison begins in a log that is not empty; never 0.
+
+    A first report of 0 would mean the master's last file. The bytes are those of one file, and
+    have the begin of a record of which the log has only a part. Zeros at the end do not count:
+    they may be the filler behind a file's last record.
+    """
+    end = store.max_offset
+    first = max(store.min_offset, end - REACH_BYTES, (end - 1) // store.file_size * store.file_size)
+    at = end
+    while at > first:
+        begin = max(first, at - COMPARED_BYTES)
+        with store.view(begin, at - begin) as view:
+            filled = len(bytes(view).rstrip(b"\0"))
+        at = begin + filled
+        if filled:
+            break
+    return max(1, first, min(at - COMPARED_BYTES, store.whole_offset))
+
+
+def compare_end(sock: LinkSocket, store: ReplicaLog, clock: Clock, silence_ms: float) -> bytes:
+    """Compare the end of a log that is not empty with the master's bytes, on a new link.
+
+    Return the header of what is left of the last frame: its body follows on the link, and continues
+    this log. Raises GroupDisagrees, ProtocolError, OSError.
+    """
+    at, end, left, beats = compared_from(store), store.max_offset, 0, 0
+    sock.sendall(REPORT.pack(at))
+    while at < end:
+        deadline = Deadline(clock, silence_ms)
+        offset, size = HEADER.unpack(receive_exactly(sock, HEADER_BYTES, deadline))
+        if offset != at or not 0 <= size <= BODY_BYTES_MAX:
+            raise ProtocolError(
+                f"the master sends {size} bytes at offset {offset}, but was asked for {at}"
+            )
+        # It has no more if there is a second heartbeat: one may come before the data, on a machine
+        # that was busy for 5 s.
+        beats = 0 if size else beats + 1
+        if beats > 1:
+            raise GroupDisagrees(_problem_of_end(at, end))
+        left = size - min(size, end - at)
+        body = receive_exactly(sock, size - left, deadline)
+        while body:
+            body = _compare(store, at, end, body)
+            at = offset + size - left - len(body)
+    return HEADER.pack(end, left) if left else b""
+
+
+def _compare(store: ReplicaLog, at: int, end: int, body: bytes) -> bytes:
+    """Compare bytes of the master with the log's at `at`; return those that are not compared."""
+    with store.view(at, len(body)) as view:
+        own = bytes(view)
+    if not own:
+        raise ProtocolError(f"this log has no byte at {at} any more; it is asked for again")
+    if own != body[: len(own)]:
+        same = next(i for i, (mine, its) in enumerate(zip(own, body, strict=False)) if mine != its)
+        raise GroupDisagrees(_problem_of_bytes(at + same, end))
+    return body[len(own) :]
+
+
+def _problem_of_bytes(at: int, end: int) -> str:
+    return (
+        f"its bytes at {at} are not those of this log, which ends at {end}: the master has lost "
+        f"its end, as after a power loss, or it is another one. {_REMEDY}"
+    )
+
+
+def _problem_of_end(at: int, end: int) -> str:
+    return (
+        f"it sends nothing from {at} on, but this log ends at {end}: the master has lost its end, "
+        "as after a power loss, or its retention has removed these bytes, or it is another one. "
+        f"{_REMEDY}"
+    )

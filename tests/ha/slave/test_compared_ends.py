@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hastore.ha.slave import classic_end
-from hastore.ha.slave.classic_end import compared_from
+from hastore.ha.slave import classic_client
+from hastore.ha.slave.classic_client import compared_from
 from hastore.protocol.ha_link import HEADER
 from hastore.record.layout import BLANK_MAGIC
 from tests.ha.nodes import HaNode, wait_for
@@ -111,7 +111,7 @@ def test_a_heartbeat_before_the_data_proves_nothing(make_group, monkeypatch) -> 
 
 
 def test_only_the_end_of_a_long_log_is_compared(make_group, monkeypatch) -> None:
-    monkeypatch.setattr(classic_end, "COMPARED_BYTES", 1000)
+    monkeypatch.setattr(classic_client, "COMPARED_BYTES", 1000)
     log, places = log_with(*"T" * 100)
     node = holding(make_group, log[: places[90]])
     assert goes_on(node, log) == [places[90] - 1000]
@@ -156,7 +156,7 @@ def test_a_master_that_has_removed_the_place_is_not_followed(make_group) -> None
 
 def test_the_filler_behind_a_files_last_record_proves_nothing(make_group, monkeypatch) -> None:
     """It is the same in all logs: the records before it are compared."""
-    monkeypatch.setattr(classic_end, "COMPARED_BYTES", 1000)
+    monkeypatch.setattr(classic_client, "COMPARED_BYTES", 1000)
     node = make_group(1).start(1)
     size = node.store.file_size
     log, places = log_with(*"T" * 20)
