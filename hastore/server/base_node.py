@@ -57,13 +57,12 @@ from hastore.server.remoting.elsewhere import Elsewhere
 from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
 from hastore.server.repairing import mend_from
-from hastore.server.retention_service import RetentionService
+from hastore.server.retention_service import RetentionService, TransactionHold
 from hastore.server.schedule_service import ScheduleMessageService
 from hastore.server.scrub_service import ScrubService
 from hastore.server.status_history import StatusHistory, measured
 from hastore.server.status_page import StatusPage
 from hastore.server.take_over import TakeOver
-from hastore.server.transaction_hold import TransactionHold
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
 from hastore.store.log_store import LogStore

@@ -1,23 +1,29 @@
 """RetentionService: the thread that removes old files of the log, and what it must keep.
 
-`Holds` says from which offset on the log is kept, for slaves and for unconfirmed bytes. Before the
-thread removes a file, it saves the positions committed in that file (KeptPositions); on a master it
-also appends them again, with the changes of topics, and states the next offsets of quiet queues
-(QueueEndsWriter). Any thread may call `problems` and `keeps_files_for`.
+`Holds` says from which offset on the log is kept, for slaves and for unconfirmed bytes, and
+`TransactionHold` for open transactions. Before the thread removes a file, it saves the positions
+committed in that file (KeptPositions); on a master it also appends them again, with the changes of
+topics, and states the next offsets of quiet queues (QueueEndsWriter). Any thread may call
+`problems` and `keeps_files_for`.
+
+A master makes a statement of next offsets (record/queue_ends.py) for each file of the log, once the
+file has begun: it covers the log before that file. So the log states the offsets before any node's
+retention may remove the last records of a queue, and retention finds room also if the disk is full.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hastore.clock import Clock
-from hastore.config.model import RetentionConfig
+from hastore.config.model import RemotingConfig, RetentionConfig
 from hastore.errors import NotStoredError, Status, StoreError, StoreFullError
+from hastore.record.queue_ends import PART_BYTES, QueueNext, build_queue_ends
 from hastore.record.topic_records import build_change, size_of_records
+from hastore.record.transactions import Half
 from hastore.server.kept_positions import KeptPositions
-from hastore.server.queue_ends import QueueEndsWriter, pieces
 from hastore.service import OnFailure, Service
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import PutResult
@@ -28,6 +34,13 @@ _RESERVE_BYTES_MIN = 1 << 20  # for positions, at most; or, if that is more,
 _RESERVE_SHARE = 16  # this part of a log file
 CONFIRMED = "confirmation"
 QUEUES = "queue offsets"
+Put = Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]]
+
+_SHARE = 4  # a statement takes at most this part of a log file, or it would fill the log
+_PART_SHARE = 8  # and a record of it this part
+_PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
+_AT_ONCE = 64  # queues, whose last units are read from the disk
+_REPLAY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -427,3 +440,115 @@ class RetentionService(Service):
         if not self._keep_unconfirmed:
             return held
         return kept if held is None else min(held, kept)
+
+
+class TransactionHold:
+    """Track for how long each open half message may still be asked for.
+
+    By the wall clock it is kept from when it was stored on: for its timeout, or its immunity if
+    that is longer, and for all checks. A clock that is set forward ends no hold: what an earlier
+    look found counts on the monotonic clock, and from its first look on each is kept for at least
+    as long as one without immunity. A clock that is set back keeps none for longer than one that
+    was stored at its first look. Retention's thread calls this.
+    """
+
+    def __init__(
+        self,
+        halves: Callable[[], Iterable[Half]],
+        clock: Clock,
+        config: Callable[[], RemotingConfig],
+    ) -> None:
+        """Prepare; `halves()` returns the open transactions, in the log's order."""
+        self._halves = halves
+        self._clock = clock
+        self._config = config
+        # By the offset: when it was first looked at, and until when it is kept; monotonic ms.
+        self._kept: dict[int, tuple[float, float]] = {}
+
+    def held_from(self, late_ms: float) -> int | None:
+        """Return the offset of the first half message to keep, or None.
+
+        One is kept while its producers may be asked, and for `late_ms` more.
+        """
+        config = self._config()
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        checks_ms = config.transaction_check_max * config.transaction_check_interval_ms + late_ms
+        usual_ms = config.transaction_timeout_ms + checks_ms
+        before, self._kept = self._kept, {}
+        found = None
+        for half in self._halves():
+            open_ms = max(usual_ms, 1_000.0 * (half.immunity_s or 0) + checks_ms)
+            first_ms, until_ms = before.get(half.offset, (now_ms, now_ms + usual_ms))
+            until_ms = max(until_ms, now_ms + half.stored_ms + open_ms - wall_ms)
+            until_ms = min(until_ms, first_ms + open_ms)
+            self._kept[half.offset] = first_ms, until_ms
+            if found is None and now_ms < until_ms:
+                found = half.offset
+        return found
+
+
+class QueueEndsWriter:
+    """State the ends of quiet queues as master; used by retention's thread."""
+
+    def __init__(self, store: LogStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.problem: str | None = None  # why nothing is stated, for the status
+
+    def state(self, put: Put, pause: Callable[[], bool]) -> int:
+        """Append a statement if the log lacks one for its last file; return its records' number.
+
+        `pause()` is called between pieces of work; if it returns True, nothing more is appended.
+        Raises OSError, StoreError, and the errors of `put`; the next call then tries again.
+        """
+        store, self.problem = self._store, None
+        since = store.retention.last_file_offset
+        if not since or (store.stated.since(store.max_offset) or 0) >= since:
+            return 0
+        if store.dispatched_offset < since:  # the queues lack records before the file
+            return 0
+        queues: list[QueueNext] = []
+        for queue in store.queues.quiet_since(since):
+            queues.append(queue)
+            if len(queues) % _AT_ONCE == 0 and pause():
+                return 0
+        records = build_queue_ends(
+            queues,
+            since=since,
+            ident=self._clock.wall_ms(),
+            now_ms=self._clock.wall_ms(),
+            part_bytes=min(PART_BYTES, store.file_size // _PART_SHARE),
+        )
+        size = sum(map(len, records))
+        if size > store.file_size // _SHARE:
+            self.problem = (
+                f"{len(queues)} queues had no message lately, and their next offsets take {size}"
+                " bytes, too many for a log file: they are not stated; raise"
+                " store.commitlog_file_size"
+            )
+            return 0
+        end = 0
+        for piece in pieces(records):
+            for results in put(piece):
+                for result in results:
+                    if result.status is not Status.PUT_OK:
+                        raise StoreError(f"queue offsets could not be stated: {result.reason}")
+                    end = result.end_offset or end
+            if piece[-1] is not records[-1] and pause():
+                return 0
+        store.wait_dispatched(end, _REPLAY_S)
+        log.info("the next offsets of %d quiet queues are stated before %d", len(queues), end)
+        return len(records)
+
+
+def pieces(records: Sequence[bytes]) -> list[list[bytes]]:
+    """Divide records into appends of some 64 KiB."""
+    pieces: list[list[bytes]] = []
+    size = _PUT_BYTES
+    for record in records:
+        if size >= _PUT_BYTES:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(record)
+        size += len(record)
+    return pieces

@@ -1,7 +1,10 @@
 """run_node: a node of either mode as a process.
 
 It makes the node that the configuration file describes, handles signals, prints the ready line, and
-raises an exception if the node fails. The main thread only waits.
+raises an exception if the node fails. The main thread only waits, and tells systemd how the node is
+(`Supervisor`): units of Type=notify, with a watchdog. The protocol is sd_notify(3)'s: datagrams of
+lines to the socket that NOTIFY_SOCKET names. Without that variable, that is under any other
+supervisor, nothing is sent.
 """
 
 import contextlib
@@ -9,6 +12,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,7 +26,6 @@ from hastore.server.base_node import BaseNode
 from hastore.server.node import Node
 from hastore.server.node_log import NodeLog
 from hastore.server.role_source import ConfigWatch
-from hastore.server.supervisor import Supervisor
 from hastore.service import Sleeper
 
 log = logging.getLogger(__name__)
@@ -182,3 +185,62 @@ def _print(line: str) -> None:
         log.warning("the ready line was not written to stdout: %s; make room", failure.strerror)
         with contextlib.suppress(OSError):  # what print has kept must not fail again at the end
             os.dup2(REAL.open(os.devnull).fileno(), sys.stdout.fileno())
+
+
+class Supervisor:
+    """The supervisor of this process; the main thread calls it."""
+
+    def __init__(self, environment: Mapping[str, str], pid: int) -> None:
+        """Read what systemd has set: NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID."""
+        address = environment.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._watchdog_ms = 0.0  # how long the process may be silent; 0: for ever
+        if environment.get("WATCHDOG_PID", str(pid)) == str(pid):
+            text = environment.get("WATCHDOG_USEC", "")
+            self._watchdog_ms = int(text) / 1000.0 if text.isdecimal() else 0.0
+        self._said_ms = 0.0
+        self._owes_ready = False  # it was not told yet
+        self._status = ""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._address)
+
+    def ready(self, now_ms: float) -> None:
+        """Say that the node serves."""
+        self._said_ms = now_ms
+        self._owes_ready = not self._tell("READY=1")
+
+    def stopping(self) -> None:
+        """Say that the node stops."""
+        self._tell("STOPPING=1")
+
+    def is_due(self, now_ms: float) -> bool:
+        """Whether `alive` should be called: a second has passed, or half of the watchdog's time."""
+        limit = min(1_000.0, self._watchdog_ms / 2) if self._watchdog_ms else 1_000.0
+        return self.is_there and now_ms - self._said_ms >= limit
+
+    def alive(self, status: str, now_ms: float) -> None:
+        """Say that the node answers, and what `systemctl status` shows of it."""
+        self._said_ms = now_ms
+        lines = ["READY=1"] if self._owes_ready else []
+        if self._watchdog_ms:
+            lines.append("WATCHDOG=1")
+        if status != self._status:
+            lines.append("STATUS=" + status.replace("\n", " "))
+        if lines and self._tell("\n".join(lines)):
+            self._owes_ready, self._status = False, status
+
+    def _tell(self, text: str) -> bool:
+        """Return whether it was told, or nobody listens."""
+        if not self._address:
+            return True
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as one:
+                one.setblocking(False)
+                one.sendto(text.encode(), self._address)
+        except OSError as failure:  # a full buffer, or a manager that restarts: told again
+            log.warning("systemd was not told %r: %s", text, failure)
+            return False
+        return True

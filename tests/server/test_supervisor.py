@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from hastore.server.node import Node
-from hastore.server.run import state_of
-from hastore.server.supervisor import Supervisor
+from hastore.server.run import Supervisor, state_of
 from hastore.testing import Group
 from tests.server.kit import config_of
 

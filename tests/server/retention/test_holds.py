@@ -6,8 +6,7 @@ import pytest
 
 from hastore.config.model import RemotingConfig
 from hastore.record.transactions import Half
-from hastore.server.retention_service import CONFIRMED, Holds
-from hastore.server.transaction_hold import TransactionHold
+from hastore.server.retention_service import CONFIRMED, Holds, TransactionHold
 
 HOLD_MS = 1_000.0
 
