@@ -22,6 +22,7 @@ from typing import Any
 
 from hastore.bounded_log import SlowLines
 from hastore.clock import Clock
+from hastore.counters import ApiCounts
 from hastore.errors import NotCachedError
 from hastore.ha.rules.epochs import EpochStarts, Standing, epoch_of, epochs_of
 from hastore.heap import keep_freed, share_one_heap
@@ -33,7 +34,6 @@ from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY, ColdReads, Turns
 from hastore.server.api.connections import Connection
-from hastore.server.api.counts import ApiCounts
 from hastore.server.api.filtered_pulls import FilteredPull, Read
 from hastore.server.api.parked import NEVER, Asked, Found, OwnPull, Parked, ParkedPulls
 from hastore.server.api.replies import Failures, master_of

@@ -19,16 +19,14 @@ import msgspec
 from hastore.bounded_log import BoundedLines, SlowLines
 from hastore.clock import Clock
 from hastore.config.model import ApiConfig
-from hastore.counters import BOUNDS_MS, Histogram
+from hastore.counters import BOUNDS_MS, ApiCounts, Histogram
 from hastore.errors import NotStoredError, StoreError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
-from hastore.server.api.counts import ApiCounts
 from hastore.server.api.replies import Failures, master_of
-from hastore.store.append.payloads import Payload
-from hastore.store.append.results import Guard, PutResult, UniformResults
+from hastore.store.append.results import Guard, Payload, PutResult, UniformResults
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record

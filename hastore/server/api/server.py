@@ -42,6 +42,7 @@ from hastore.addresses import address_text, parse_address
 from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import ApiConfig
+from hastore.counters import ApiCounts
 from hastore.errors import (
     AuthenticationError,
     ConfigError,
@@ -76,7 +77,6 @@ from hastore.server.api.connections import (
     Connection,
     Connections,
 )
-from hastore.server.api.counts import ApiCounts
 from hastore.server.api.handshakes import Handshakes
 from hastore.server.api.newcomers import SLICE_MS
 from hastore.server.api.parked import Asked, Parked
