@@ -23,8 +23,14 @@ from hastore.record.log_format import PLAIN
 from hastore.record.properties import find_property
 from hastore.record.topic_records import TOPICS_TOPIC, TopicConfig
 from hastore.server.api.backend import ApiWaker
-from hastore.store.append.payloads import BuiltBatch, Payload, UniformBatch
-from hastore.store.append.results import Guard, Guards, ProducerProgress
+from hastore.store.append.results import (
+    BuiltBatch,
+    Guard,
+    Guards,
+    Payload,
+    ProducerProgress,
+    UniformBatch,
+)
 from hastore.store.append.topic_table import TopicTable
 from hastore.store.append.uniform_batch import read_uniform_batch
 from hastore.store.derived.consume_queue import GrownQueues

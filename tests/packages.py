@@ -164,7 +164,7 @@ TABLE = (
         "the entry stores of the DLedger mode, in files and in memory; hard state",
         (
             *("protocol.dledger", "record", "fs", "dledger.core.events"),
-            *("store.append.payloads", "store.append.results"),
+            "store.append.results",
             *("store.log_store", "store.message_store"),
             "store.entry_message_store",
         ),
@@ -174,7 +174,7 @@ TABLE = (
         "`DLedgerDriver`: the DLedger core over a store, links and clocks; requests of an"
         " administrator",
         (
-            *("protocol", "fs", "store.append.payloads", "store.append.results"),
+            *("protocol", "fs", "store.append.results"),
             "ha.master.group_transfer",
             *("dledger.core", "dledger.links", "dledger.store"),
         ),
@@ -229,7 +229,7 @@ TABLE = (
         " positions. It reaches the node only through `server/api/backend.py`",
         (
             *("protocol", "record", "security", "ha.rules", "ha.master.group_transfer"),
-            *("store.append.payloads", "store.append.results", "store.message_store"),
+            *("store.append.results", "store.message_store"),
         ),
     ),
     Package(
@@ -239,7 +239,7 @@ TABLE = (
         (
             *("protocol", "record", "config.checks", "security", "store.message_store", "ha.hello"),
             "ha.rules",
-            *("store.append.payloads", "store.append.results"),
+            "store.append.results",
             "server.api",
         ),
     ),
@@ -259,7 +259,7 @@ TABLE = (
         " keep; the HTTP port",
         (
             *("protocol", "record", "fs", "config", "security", "registry"),
-            *("store.append.payloads", "store.append.results"),
+            "store.append.results",
             *("store.log_store", "store.message_store"),
             *("store.state.marker_files", "store.derived.consume_queue"),
             "repair.mending",
@@ -412,7 +412,7 @@ MODULES = {
     # Only the records of committed positions know the store.
     "server.api.backend": (
         *(*COMMON, "protocol", "record", "ha.rules", "ha.master.group_transfer"),
-        *("store.append.payloads", "store.append.results", "server.api"),
+        *("store.append.results", "server.api"),
     ),
     "cli.main": ("cli.common", "cli.json_errors"),
 }

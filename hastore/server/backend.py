@@ -40,8 +40,7 @@ from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.forwarding import ForwardCounts
 from hastore.server.role_service import RoleMode
 from hastore.server.role_source import has_left, pending_changes
-from hastore.store.append.payloads import Payload
-from hastore.store.append.results import Guards, PutResults
+from hastore.store.append.results import Guards, Payload, PutResults
 
 if TYPE_CHECKING:  # a node loads only what its mode needs
     from hastore.dledger.driver.driver import DLedgerDriver

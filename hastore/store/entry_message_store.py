@@ -19,8 +19,7 @@ from hastore.fs.filesystem import NO_ROOM, FileSystem
 from hastore.record.codec import Host
 from hastore.record.log_format import Lists, build_own
 from hastore.service import OnFailure
-from hastore.store.append.payloads import Payload
-from hastore.store.append.results import Guards, PutResults
+from hastore.store.append.results import Guards, Payload, PutResults
 from hastore.store.append.uniform_batch import EntryFraming
 from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntries
 from hastore.store.log_store import LogStore, StoreHooks

@@ -13,8 +13,7 @@ from hastore.errors import StoreError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Host
 from hastore.service import OnFailure
-from hastore.store.append.payloads import Payload
-from hastore.store.append.results import Guards, PutResult, PutResults
+from hastore.store.append.results import Guards, Payload, PutResult, PutResults
 from hastore.store.log.mapped_file_queue import FileRange
 from hastore.store.log_store import LogStore, StoreHooks
 from hastore.store.message_reader import PullResult, PullStatus

@@ -123,8 +123,7 @@ from hastore.protocol.dledger import (
 )
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
-from hastore.store.append.payloads import Payload
-from hastore.store.append.results import Guards, PutResults
+from hastore.store.append.results import Guards, Payload, PutResults
 
 log = logging.getLogger(__name__)
 

@@ -55,8 +55,7 @@ from hastore.record.log_format import (
     read_header,
 )
 from hastore.service import OnFailure
-from hastore.store.append.payloads import Payload
-from hastore.store.append.results import Guards, PutResult
+from hastore.store.append.results import Guards, Payload, PutResult
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
 from hastore.store.log_store import StoreHooks
 from hastore.store.message_store import FileRange

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from hastore.record.codec import Host, Record
     from hastore.record.topic_records import TopicConfig
     from hastore.record.transactions import Ended, Half
-    from hastore.store.append.payloads import Payload
-    from hastore.store.append.results import Guards, ProducerProgress, PutResults
+    from hastore.store.append.results import Guards, Payload, ProducerProgress, PutResults
 
 Done = Callable[[Outcome, str], None]
 

@@ -43,7 +43,7 @@ from hastore.record.layout import (
     header_struct,
 )
 from hastore.record.properties import MAX_KEYS, PID_MARK, in_java_order
-from hastore.store.append.payloads import FLAGS_REFUSED, BuiltBatch
+from hastore.store.append.results import FLAGS_REFUSED, BuiltBatch
 
 UNUSUAL_FLAGS = FLAG_IPV6 | FLAG_ROLLBACK | FLAGS_REFUSED  # both transaction bits
 _FRONT = header_struct("unsigned_size", "magic", "body_crc", "queue_id", "flag")

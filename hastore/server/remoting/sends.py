@@ -87,8 +87,7 @@ from hastore.server.remoting.send_records import (
     fields_of,
     stored_answer,
 )
-from hastore.store.append.payloads import Payload
-from hastore.store.append.results import own_records
+from hastore.store.append.results import Payload, own_records
 
 ANSWER_MS = 300  # for confirmations, of a request that was held for as long as it may
 RETRIES_OF_ONE_MAX = 8  # sends of one message that wait for its first one

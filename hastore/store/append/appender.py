@@ -48,9 +48,15 @@ from hastore.record.layout import (
 )
 from hastore.record.topic_records import TOPICS_TOPIC
 from hastore.store.append.dedup_window import DedupWindow, UnheldNumber
-from hastore.store.append.payloads import BuiltBatch, Payload, UniformBatch
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.append.results import Guards, PutResult, UniformResults
+from hastore.store.append.results import (
+    BuiltBatch,
+    Guards,
+    Payload,
+    PutResult,
+    UniformBatch,
+    UniformResults,
+)
 from hastore.store.append.topic_table import TopicTable
 from hastore.store.append.uniform_batch import EntryFraming, UniformAppend
 from hastore.store.append.validation import PutValidator, ValidRecord

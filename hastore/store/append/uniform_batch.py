@@ -45,9 +45,8 @@ from hastore.record.properties import (
     words_of_keys,
 )
 from hastore.store.append.dedup_window import DedupWindow
-from hastore.store.append.payloads import FLAGS_REFUSED, UniformBatch
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.append.results import UniformResults
+from hastore.store.append.results import FLAGS_REFUSED, UniformBatch, UniformResults
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.entry_index import NewEntries
 

@@ -56,8 +56,16 @@ from hastore.record.transactions import (
     OP_TOPIC,
     put_half,
 )
-from hastore.store.append.payloads import FLAGS_REFUSED, BuiltBatch, Payload, UniformBatch
-from hastore.store.append.results import DeliveriesIf, Guard, PutResult, is_own
+from hastore.store.append.results import (
+    FLAGS_REFUSED,
+    BuiltBatch,
+    DeliveriesIf,
+    Guard,
+    Payload,
+    PutResult,
+    UniformBatch,
+    is_own,
+)
 from hastore.store.append.uniform_batch import read_uniform_batch
 
 _TOPICS_MAX = 8192  # in the cache

@@ -41,7 +41,7 @@ from hastore.record.delays import (
 from hastore.record.log_format import LogFormat
 from hastore.store.derived.consume_queue import ConsumeQueue, ConsumeQueueTable, Unit
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
-from hastore.store.derived.reread import reread
+from hastore.store.derived.scalar_walk import reread
 from hastore.store.derived.unit_files import first_where
 from hastore.store.state.crc_frame import CrcFrame
 

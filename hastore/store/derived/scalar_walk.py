@@ -11,12 +11,16 @@ A record is taken when its lengths add up and its physicalOffset is its offset i
 body's CRC is not checked here. A put and recovery check it. A slave checks it in frames of up to
 128 KiB. A slave that catches up takes longer frames unchecked (docs/ha-link.md), so a replayed body
 may be damaged.
+
+`reread` walks a part of a log again. What is derived from the log may keep its state at several
+ends of it: it goes back to one of them when the log is cut, and takes the records from there on.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hastore.errors import StoreError
 from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC
 from hastore.record.hashes import java_hash_code
 from hastore.record.layout import (
@@ -36,7 +40,7 @@ from hastore.record.layout import (
 )
 from hastore.record.log_format import ENTRY_HEADER_BYTES, ENTRY_MAGIC, ENTRY_PLACE, PLAIN, LogFormat
 from hastore.record.properties import find_property, stored_tags
-from hastore.store.derived.contract import Dispatched
+from hastore.store.derived.contract import Dispatched, ReplayableLog
 
 _FIELDS = (
     *("size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
@@ -49,6 +53,7 @@ _BY_FLAGS = {
 }
 _PHYSICAL_OFFSET = header_struct("physical_offset")
 _CACHE_LIMIT = 8192
+_VIEW_BYTES = 1 << 20  # that `reread` looks at at once
 
 
 class Stop(enum.Enum):
@@ -238,3 +243,32 @@ def properties_at(tail: bytes, *, wide: bool) -> int | None:
     if start > len(tail) or int.from_bytes(tail[start - 2 : start]) != len(tail) - start:
         return None
     return start
+
+
+def reread(
+    log: ReplayableLog, form: LogFormat, start: int, log_end: int
+) -> Iterator[Sequence[Dispatched]]:
+    """Yield the records from `start` on up to `log_end`, in batches.
+
+    Raises StoreError, OSError if the log cannot be read.
+    """
+    walker = ScalarWalker(form)
+    at, wanted = max(start, log.min_offset), _VIEW_BYTES
+    while at < log_end:
+        left = log.file_size - at % log.file_size
+        with log.view(at, min(wanted, left, log_end - at)) as view:
+            seen = len(view)
+            walk = walker.walk(view, at, left)
+        if walk.batch:
+            yield walk.batch
+        at += walk.consumed
+        if walk.stop is Stop.BLANK:
+            at += left - walk.consumed
+        elif walk.stop is Stop.BAD and not walk.batch:
+            raise StoreError(f"offset {at} holds no record; see `hastore log verify`")
+        elif not walk.consumed:
+            if walk.wanted <= seen or at + walk.wanted > log_end:
+                return  # the end of the last whole record
+            wanted = walk.wanted
+            continue
+        wanted = _VIEW_BYTES

@@ -22,7 +22,7 @@ from hastore.record.properties import find_property
 from hastore.store.derived.consume_queue import ConsumeQueue
 from hastore.store.derived.contract import Dispatched, ReplayableLog
 from hastore.store.derived.deliveries import Deliveries
-from hastore.store.derived.reread import reread
+from hastore.store.derived.scalar_walk import reread
 
 log = logging.getLogger(__name__)
 

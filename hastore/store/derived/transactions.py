@@ -64,7 +64,7 @@ from hastore.store.derived.contract import (
     ReplayableLog,
     is_of_transaction,
 )
-from hastore.store.derived.reread import reread
+from hastore.store.derived.scalar_walk import reread
 from hastore.store.state.crc_frame import FILE_BYTES_MAX, CrcFrame
 
 log = logging.getLogger(__name__)

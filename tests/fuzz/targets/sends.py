@@ -26,7 +26,7 @@ from hastore.server.remoting.door import RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import Shape, TopicView
 from hastore.server.remoting.send_records import SendLayouts, build_batch, build_message
 from hastore.server.remoting.sends import Sends
-from hastore.store.append.payloads import BuiltBatch
+from hastore.store.append.results import BuiltBatch
 from tests.api_fakes import FakeBackend, records_of
 from tests.fuzz import kit
 

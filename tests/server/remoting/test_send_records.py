@@ -32,8 +32,7 @@ from hastore.server.remoting.door import RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import Shape, TopicView
 from hastore.server.remoting.send_records import Alike, SendLayouts, build_batch, ids_of
 from hastore.server.remoting.sends import Sends, encode, encode_batch_of
-from hastore.store.append.payloads import BuiltBatch, Payload
-from hastore.store.append.results import Guard
+from hastore.store.append.results import BuiltBatch, Guard, Payload
 from hastore.store.append.validation import PutValidator, ValidRecord
 from tests.api_fakes import FakeBackend, records_of
 from tests.store.kit import HOST, config

@@ -10,8 +10,7 @@ import pytest
 
 from hastore.errors import Status
 from hastore.store.append.appender import Appender
-from hastore.store.append.payloads import BuiltBatch
-from hastore.store.append.results import UniformResults
+from hastore.store.append.results import BuiltBatch, UniformResults
 from hastore.store.append.uniform_batch import read_uniform_batch
 from hastore.store.append.validation import PutValidator, ValidRecord
 from tests.store.kit import HOST, config, message, opened, read_log
