@@ -355,7 +355,7 @@ TABLE = (
     Package(
         "cli.pipeline",
         "the commands of `hastore pipeline`",
-        ("fs", "pipeline", "cli.common", "cli.json_errors", "cli.main"),
+        ("fs", "pipeline", "cli.common", "cli.main"),
     ),
 )
 # Modules with a rule of their own, instead of their package's: what they may import.
@@ -414,7 +414,7 @@ MODULES = {
         *(*COMMON, "protocol", "record", "ha.rules", "ha.master.group_transfer"),
         *("store.append.results", "server.api"),
     ),
-    "cli.main": ("cli.common", "cli.json_errors"),
+    "cli.main": ("cli.common",),
 }
 # Modules that only compute: time and bytes are arguments.
 PURE = (

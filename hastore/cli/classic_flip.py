@@ -21,11 +21,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from hastore.cli.flip import REFUSED_AFTER_S, TELL_AFTER_S, OneShotFlags
+from hastore.cli.flip import REFUSED_AFTER_S, TELL_AFTER_S, Notes, OneShotFlags, told_reason
 from hastore.cli.flip_base import STATELESS, Flip, slave_of
 from hastore.cli.group_files import NOTHING, Status
 from hastore.cli.own_node import RolePlace
-from hastore.cli.promote_wait import Notes, told_reason
 from hastore.client.messages import next_file_lack, replay_stop
 from hastore.config.model import Role
 from hastore.errors import STORE_CLOSED, HastoreError, PromotionRefused

@@ -2,7 +2,7 @@
 
 The node that leads takes the request from a file in its store (driver/requests.py). So these
 commands run on the leader's machine, with the leader's configuration file; or anywhere with
-`--remote`: they then look for the leader and have it write the file (remote_leader.py).
+`--remote`: they then look for the leader and have it write the file (remote_nodes.py).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.completing import complete_nodes
+from hastore.cli.completion import complete_nodes
 from hastore.cli.own_node import (
     ANSWER_S,
     ask_node,
@@ -116,7 +116,7 @@ class Ask(NamedTuple):
         if not self.remote:
             status = request(self.path, command, node, self.patience_s, by=by)
             return load_config(self.path), status
-        from hastore.cli.remote_leader import ask_leader
+        from hastore.cli.remote_nodes import ask_leader
 
         made = ask_leader(self.path, command, node, by)
         if made.request_id is None:

@@ -4,10 +4,13 @@ The role is in the node's file or, with a registry, in ZooKeeper (`own_node.py`)
 its one-time flags, or the request for a new epoch of the present master, to the node in the file
 `hastore/once.json` of the node's store, or with the role in ZooKeeper. The node removes them after
 use. A command does not undo its edit when the node refuses or is late: a node that waits for
-answers of other nodes tries again each second, and may succeed later.
+answers of other nodes tries again each second, and may succeed later. Meanwhile the command tells
+what the node says that the promotion waits for, and whether it gets on (`Progress`). Before a
+master is demoted, another node must be able to take over (`require_successor`).
 """
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,27 +28,31 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.completing import complete_nodes
+from hastore.cli.completion import complete_nodes
 from hastore.cli.own_node import (
     RolePlace,
     as_node,
     ask_node,
     awaiting_promotion,
     node_name,
+    of_each,
+    pending_changes,
     refuse_other_file,
     registered,
     role_place,
 )
-from hastore.cli.promote_wait import Notes, Progress, awaited_nodes, no_new_epoch, told_reason
-from hastore.cli.successor import require_successor, tell_if_no_master
 from hastore.config.file import config_error, load_config, load_names
 from hastore.config.model import Config, Mode, Role
-from hastore.errors import HastoreError, PromotionRefused, UsageError
+from hastore.errors import HastoreError, NotAuthenticatedError, PromotionRefused, UsageError
 
 PATIENCE_S = 10.0  # the longest wait without progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
 TELL_AFTER_S = 2.0  # a promotion that takes longer says what it waits for
 _POLL_S = 0.1
+
+SUCCESSOR_S = 3.0  # a slave that has just started is in sync within a moment
+NO_NEW_EPOCH = "no new epoch has begun"  # a problem of RoleService's begins so
+REPLAY_LATE = "replay is "  # in the reason of a promotion that waits for replay alone
 
 Status = dict[str, Any]
 
@@ -177,7 +184,7 @@ def _target(path: str, command: str, remote: int | None) -> Target:
         before = ask_node(config)
         refuse_other_file(command, path, config, before)
         return Target(path, path, config, before, role_place(path, config), False)
-    from hastore.cli.remote_role import ask_named, remote_place
+    from hastore.cli.remote_nodes import ask_named, remote_place
 
     if remote not in config.nodes:
         known = ", ".join(map(str, config.nodes))
@@ -392,3 +399,153 @@ def demote_command(
         leave_no_master=leave_no_master,
     )  # fmt: skip
     _report(status, time.monotonic() - began, as_json=as_json)
+
+
+def require_successor(config: Config, status: Status) -> None:
+    """Raise HastoreError if no other node can become master once this one is demoted."""
+    end = time.monotonic() + SUCCESSOR_S
+    problem = successor_problem(config, status)
+    while problem is not None and time.monotonic() < end:
+        time.sleep(_POLL_S)
+        now = ask_node(config)
+        if now is not None and not now["writable"]:
+            return
+        problem = problem if now is None else successor_problem(config, now)
+    if problem is not None:
+        raise HastoreError(
+            f"{node_name(config)} is the master, and no other node can take over at once: "
+            f"{problem}; nothing was changed. `hastore flip` moves the role once one can; with "
+            "--leave-no-master no node takes puts after this command"
+        )
+    print_note(
+        "no node takes puts until another one is promoted; `hastore flip` moves the role in one go"
+    )
+
+
+def tell_if_no_master(config: Config) -> None:
+    """Say which node to promote if a promotion that was called off has left no master."""
+    answers = of_each(config.nodes, lambda number: _ask(as_node(config, number)))
+    said = [one for one in answers.values() if one is not None]
+    if any(one["writable"] or one.get("role_state") in ("master", "promoting") for one in said):
+        return
+    if len(said) < len(answers):
+        print_note("no node that answers takes puts now; `hastore status` says what to do")
+        return
+    able = [one for one in said if not one["unclean"] and not one.get("written_over")] or said
+    best = max(able, key=lambda one: (one["epoch"], one["max_offset"]))
+    if best.get("written_over"):
+        print_note("no node takes puts now; `hastore status` says what to do")
+        return
+    file = best.get("config") or "FILE"
+    print_note(
+        f"no node takes puts now: run `hastore promote -c {file}` for node {best['node']}, which "
+        "is the most up to date"
+    )
+
+
+def _ask(config: Config) -> Status | None:
+    """Return a node's status: that one does not tell it is no failure of a command that is done."""
+    try:
+        return ask_node(config)
+    except NotAuthenticatedError:
+        return None
+
+
+def successor_problem(config: Config, master: Status) -> str | None:
+    """Return why no other node could be promoted now; None if one could.
+
+    `master` is the status of the node that serves.
+    """
+    own = {one["node"]: one for one in master["slaves"] if not one["classic"]}
+    if not any(one["in_sync"] for one in own.values()):
+        return "no slave is in sync with it"
+    awaiting = awaiting_promotion(master)
+    members = set(config.nodes)
+    if "nodes" in awaiting:
+        members = set(pending_changes(master)["nodes"]["in_file"])
+    answers = {one["node"] for one in master.get("unlinked") or [] if one["why"] is None}
+    silent = sorted(members - {config.node} - own.keys() - answers)
+    # A changed list, or `acks`, needs the answer of every node (docs/failover.md, "Promotion").
+    if len(silent) <= (0 if awaiting else master["acks"]):
+        return None
+    verb = "does" if len(silent) == 1 else "do"
+    return f"node {', '.join(map(str, silent))} {verb} not answer, and a promotion needs that"
+
+
+def no_new_epoch(status: Status) -> str:
+    """Say why a master has not begun the new epoch that it was told to begin, if it says so."""
+    return _new_epoch_problem(status) or f"it is {status['role']} in epoch {status['epoch']}"
+
+
+def told_reason(status: Status, reason: str) -> str:
+    """Return the reason with what the node says of its registry, if anything, before it.
+
+    A node that cannot follow ZooKeeper does not know what it was told to be: its own reason is that
+    of its old role.
+    """
+    registry = (text for text in status.get("problems", []) if text.startswith("the registry"))
+    return "; ".join([*registry, reason])
+
+
+def _new_epoch_problem(status: Status) -> str | None:
+    told = (text for text in status.get("problems", []) if text.startswith(NO_NEW_EPOCH))
+    return next(told, None)
+
+
+def awaited_nodes(text: str) -> list[int]:
+    """Return the nodes whose answers a promotion waits for, as its reason names them."""
+    found = re.search(r"waiting for node ([0-9]+(?:, [0-9]+)*)", text)
+    return [] if found is None else [int(number) for number in found[1].split(", ")]
+
+
+class Progress:
+    """Whether a promotion gets on, from one status of its node to the next.
+
+    What puts add to the log is no progress of the promotion: it would never be late while producers
+    run.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, ...] | None = None
+        self._awaited: int | None = None  # the fewest nodes that were awaited so far
+
+    def moved(self, status: Status) -> bool:
+        """Whether the promotion has got on since the last call; True at the first."""
+        reason = status["reason"] or no_new_epoch(status)
+        state: tuple[Any, ...] = (status["role"], status["epoch"])
+        grows_by_puts = status["writable"] or status.get("master") is not None
+        # An unclean node becomes clean, and counts, when it has reached its master's end.
+        if not grows_by_puts or status.get("unclean"):
+            state += (status["max_offset"],)
+        if not grows_by_puts or REPLAY_LATE in reason:
+            state += (status.get("dispatched_offset"),)
+        moved = state != self._last
+        self._last = state
+        awaited = len(awaited_nodes(reason))
+        if awaited:
+            moved |= self._awaited is not None and awaited < self._awaited
+            self._awaited = awaited if self._awaited is None else min(awaited, self._awaited)
+        return moved
+
+
+class Notes:
+    """Tells what a promotion waits for, each reason once."""
+
+    def __init__(self, name: str, say: Callable[[str], None] = print_note) -> None:
+        """Prepare; `say` takes each line, which begins with `name`."""
+        self._name = name
+        self._say = say
+        self._told: set[object] = set()
+
+    def tell(self, status: Status, role: Role) -> None:
+        """Print a note if the node waits for something that was not told yet."""
+        if status["role"] != role.value:
+            return  # it has not read its role yet, or has given up
+        text = status["reason"] or _new_epoch_problem(status)
+        if text is None:
+            return
+        words = re.sub("[0-9][0-9,]*", "", text)  # its numbers of bytes change all the time
+        kind = tuple(awaited_nodes(text)), words
+        if kind not in self._told:
+            self._told.add(kind)
+            self._say(f"{self._name}: {text}")

@@ -96,7 +96,7 @@ class GroupFiles:
         if self.config.registry is not None:
             return RegistryPlace(msgspec.structs.replace(self.config, node=number))
         if self.remote:
-            from hastore.cli.remote_role import RemotePlace
+            from hastore.cli.remote_nodes import RemotePlace
 
             return RemotePlace(as_node(self.config, number))
         path = self.file_of(number)

@@ -1,4 +1,8 @@
-"""`hastore groups`: where consumer groups are, how far behind they are, and how to move them."""
+"""`hastore groups`: where consumer groups are, how far behind they are, and how to move them.
+
+`hastore groups delete` does what `mqadmin deleteSubGroup` does (code 207), with a look at the
+members before.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import click
 from hastore.cli.common import (
     DIFFER,
     DONE,
+    Seconds,
     bootstrap_addresses,
     counted,
     fitting_table,
@@ -20,18 +25,22 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.completing import complete_groups, complete_topics
-from hastore.cli.groups_delete import delete_command, not_known, refuse_online
+from hastore.cli.completion import complete_groups, complete_topics
 from hastore.cli.own_node import need_replayed, wait_replayed, warn_unreplayed
 from hastore.cli.read import parse_moment
+from hastore.cli.remoting_link import RemotingLink
+from hastore.cli.status import no_master_text
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Offsets, Positions
-from hastore.client.messages import GroupMembers
-from hastore.errors import UnreachableError, UsageError
+from hastore.client.messages import GroupMembers, NodeInfo
+from hastore.client.security import as_security
+from hastore.errors import ClientError, HastoreError, UnreachableError, UsageError
+from hastore.protocol.remoting import Code
 
 EARLIEST, LATEST = "earliest", "latest"
 MEMBERS_S = 5.0  # for each node's answer who is online
+_SHOWN = 5  # members that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +113,6 @@ def groups_group() -> None:
     retention has removed do not. Queues in which the group has no position do not count either; a
     note names those that have messages.
     """
-
-
-groups_group.add_command(delete_command)
 
 
 @groups_group.command("list", short_help="Show all groups and their lag.")
@@ -414,3 +420,103 @@ def _target(
 def _print_table(head: list[str], rows: list[list[str]], right: tuple[str, ...]) -> None:
     for line in fitting_table(head, rows, right=right, width=terminal_columns()):
         print_text(line)
+
+
+@groups_group.command("delete", short_help="Delete a group's settings.")
+@click.argument("group", shell_complete=complete_groups)
+@click.option("--force", is_flag=True, help="Also while members of the group are online.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--timeout", "timeout_s", type=Seconds(), default=5.0, show_default=True, metavar="SECONDS",
+    help="How long to wait for each answer.",
+)  # fmt: skip
+@with_bootstrap
+@with_json
+def delete_command(
+    group: str, force: bool, yes: bool, timeout_s: float, bootstrap: str | None, as_json: bool
+) -> int:
+    """Delete the settings of GROUP: whether it may consume, how often a message is tried again.
+
+    The group has the default settings then. Its positions and its retries stay, as with `mqadmin
+    deleteSubGroup`: members that come back go on where the group was. Refused while members are
+    online, unless --force is given.
+    """
+    addresses = bootstrap_addresses(bootstrap)
+    need_replayed(addresses)
+    with Admin(addresses, timeout_s=timeout_s) as admin:
+        nodes = [one for one in admin.nodes() if isinstance(one, NodeInfo)]
+    master = next((one for one in nodes if one.status["writable"]), None)
+    if master is None:
+        known = no_master_text([one.status for one in nodes])
+        raise HastoreError(known or "no node is the master: see `hastore status`")
+    with Positions(addresses, timeout_s=timeout_s) as positions:
+        topics = sorted(topic for one, topic in positions.all() if one == group)
+    online, silent = members_of(nodes, group, timeout_s)
+    with RemotingLink(master.address, as_security(None), timeout_s) as link:
+        if not topics and not online and not link.knows_group(group):
+            raise UsageError(f"there is no group {group}; see `hastore groups list`")
+    if not force:
+        refuse_online(group, online)
+    if silent and not force:
+        raise not_known(group, silent)
+    if not yes:
+        _confirm(group, topics)
+    with RemotingLink(master.address, as_security(None), timeout_s) as link:
+        try:
+            link.ask(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": group, "cleanOffset": "false"})
+        except UnreachableError as failure:
+            raise UnreachableError(
+                f"{failure}; the settings may be deleted or not: run the command again"
+            ) from failure
+    if as_json:
+        print_json({"group": group, "deleted": True, "online": online, "positions_in": topics})
+    else:
+        stay = f"; its positions in {', '.join(topics)} stay" if topics else ""
+        print_note(f"the settings of group {group} are deleted{stay}")
+    return DONE
+
+
+def refuse_online(group: str, online: list[str]) -> None:
+    """Raise HastoreError if members of a group are online."""
+    if not online:
+        return
+    listed = ", ".join(online[:_SHOWN]) + (", ..." if len(online) > _SHOWN else "")
+    verb = "is" if len(online) == 1 else "are"
+    raise HastoreError(
+        f"{counted(len(online), 'member')} of group {group} {verb} online ({listed}); nothing was "
+        "changed: stop them first, or give --force"
+    )
+
+
+def not_known(group: str, why: str) -> HastoreError:
+    """Return the error if no node says whether members of a group are online."""
+    return HastoreError(
+        f"nobody knows whether members of group {group} are online: {why}; nothing was changed: try"
+        " again, or give --force"
+    )
+
+
+def members_of(
+    nodes: list[NodeInfo], group: str, timeout_s: float
+) -> tuple[list[str], str | None]:
+    """Return who is in the group, as all nodes know it; and why one of them does not say it."""
+    found: set[str] = set()
+    problem: str | None = None
+    for one in nodes:
+        try:
+            with RemotingLink(one.address, as_security(None), timeout_s) as link:
+                found.update(link.members(group))
+        except ClientError as failure:
+            problem = str(failure)
+    return sorted(found), problem
+
+
+def _confirm(group: str, topics: list[str]) -> None:
+    stay = f" Its positions in {', '.join(topics)} stay." if topics else ""
+    try:
+        sure = click.confirm(f"Delete the settings of group {group}?{stay}", err=True)
+    except click.Abort as end:
+        print_note("")  # the question's line ends
+        raise UsageError("no answer; nothing was changed: give --yes") from end
+    if not sure:
+        raise HastoreError("nothing was changed")

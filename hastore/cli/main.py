@@ -8,8 +8,7 @@ from typing import NoReturn
 import click
 
 import hastore
-from hastore.cli.common import LazyGroup, run
-from hastore.cli.json_errors import JsonErrors
+from hastore.cli.common import JsonErrors, LazyGroup, run
 
 _COMMANDS = {  # in the order in which a new user needs them
     "dev": "hastore.testing.dev:dev_command",

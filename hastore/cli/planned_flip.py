@@ -19,7 +19,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.completing import complete_nodes
+from hastore.cli.completion import complete_nodes
 from hastore.cli.dledger import Ask, preferred_text, request
 from hastore.cli.flip_base import POLL_S, STATELESS, Flip, slave_of
 from hastore.cli.group_files import NOTHING, GroupFiles, Status

@@ -16,7 +16,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.completing import complete_groups, complete_topics
+from hastore.cli.completion import complete_groups, complete_topics
 from hastore.cli.own_node import need_replayed
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.positions_client import (

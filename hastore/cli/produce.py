@@ -23,7 +23,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.completing import complete_topics
+from hastore.cli.completion import complete_topics
 from hastore.cli.message_text import GivenMessage, parse_json, parse_keyed
 from hastore.client.arguments import COMPRESSION_THRESHOLD, Compression
 from hastore.client.messages import SendResult

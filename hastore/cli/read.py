@@ -21,7 +21,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.completing import complete_groups, complete_topics
+from hastore.cli.completion import complete_groups, complete_topics
 from hastore.cli.message_text import FORMAT_HELP, Template, has_key
 from hastore.cli.own_node import wait_replayed, warn_unreplayed
 from hastore.client.consumer.admin import Admin, QueueRanges

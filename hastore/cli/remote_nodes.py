@@ -4,22 +4,40 @@ A change of files has two steps. The look asks every node what the change would 
 changes nothing; so what one node refuses is known before the first file is written. The change
 names the version of the file that the look has seen, so that of two administrators one changes
 nothing. A node that cannot be asked is Missed, with the reason: its file is changed by hand.
+
+`RemotePlace` is the role of a node that the node itself changes: promote, demote and flip with
+`--remote`. `ask_leader` is for `hastore dledger` with it: find the leader, have it write the
+request. Whatever is interrupted or lost on the way, the command may be given again: what is as
+wanted, or under way, is not asked for a second time. The request names the term and the members
+that were seen, so that of two administrators one is refused.
 """
 
+import secrets
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from hastore.addresses import parse_address
 from hastore.bounded_log import one_line
-from hastore.cli.own_node import security_of
+from hastore.cli.common import print_note
+from hastore.cli.own_node import (
+    Flags,
+    RegistryPlace,
+    RolePlace,
+    as_node,
+    ask_node,
+    node_name,
+    refuse_hanging,
+    security_of,
+)
 from hastore.client.connections.requester import Requester, RequestNotKnown
 from hastore.client.connections.transport import NoAnswer
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.model import Config, NodeAddress
+from hastore.config.file import config_error, load_names
+from hastore.config.model import Config, Mode, NodeAddress, Role
 from hastore.config.node_list import ListChange
 from hastore.errors import ClientError, HastoreError, UsageError
 from hastore.protocol import api
@@ -233,3 +251,163 @@ def _request(change: ListChange) -> api.NodesChange:
 def _text(text: str) -> str:
     """Return what a node says, fit for one line."""
     return one_line(" ".join(text.split()))[:_REASON]
+
+
+class RemotePlace:
+    """The role in the file of the node of a configuration; the node reads and changes it."""
+
+    def __init__(self, config: Config) -> None:
+        self.what = f"the file of node {config.node}"
+        self._config = config
+
+    def role(self) -> Role | None:
+        """Return the role in the node's file. Raises HastoreError if the node does not say it."""
+        looked = self._look(_change(Role.SLAVE, None))
+        try:
+            return Role(looked.role)
+        except ValueError as wrong:
+            raise HastoreError(
+                f"{node_name(self._config)} tells no role of its file: give the command on its "
+                "machine"
+            ) from wrong
+
+    def change(self, role: Role) -> None:
+        """Have the node edit its file; raises HastoreError or UsageError if it does not."""
+        self._have_changed(_change(role, None))
+
+    def change_once(self, role: Role, command: str, flags: Flags, before: dict[str, Any]) -> None:
+        """Have the node edit its file, and take the flags, which it uses once."""
+        once = api.OnceOptions(command, int(before["epoch"]), **flags)
+        self._have_changed(_change(role, once))
+
+    def _look(self, change: api.RoleChange) -> api.Administered:
+        found = order(self._config, self._config.node, change, None, LOOK_S)
+        if isinstance(found, Missed):
+            raise HastoreError(
+                f"{node_name(self._config)}: {found.reason}; its role was not changed: see to "
+                "that, or give the command on its machine"
+            )
+        return found
+
+    def _have_changed(self, change: api.RoleChange) -> None:
+        looked = self._look(change)
+        if not looked.changed:
+            return
+        own = self._config
+        try:
+            found = order(own, own.node, change, looked.version, CHANGE_S)
+        except FileChanged as conflict:
+            raise HastoreError(f"{conflict}; give the command again") from conflict
+        if isinstance(found, Missed):
+            known = "perhaps it was changed: give the command again"
+            text = known if found.perhaps_done else "its role was not changed"
+            raise HastoreError(f"{node_name(own)}: {found.reason}; {text}")
+
+
+def remote_place(config: Config) -> RolePlace:
+    """Return where the role of the configuration's node is changed from another machine."""
+    return RemotePlace(config) if config.registry is None else RegistryPlace(config)
+
+
+def ask_named(config: Config) -> dict[str, Any] | None:
+    """Return the status of the configuration's node, as `ask_node`; UsageError if it is another."""
+    status = ask_node(config)
+    wanted = config.node, config.cluster, config.group
+    if status is not None:
+        told = tuple(status.get(key) for key in ("node", "cluster", "group"))
+        if told != wanted:
+            raise UsageError(
+                f"{node_name(config)} is node {told[0]} of {told[1]}/{told[2]}; nothing was "
+                "changed: correct `nodes` in FILE"
+            )
+    return status
+
+
+def _change(role: Role, once: api.OnceOptions | None) -> api.RoleChange:
+    return api.RoleChange(secrets.token_hex(8), role.value, once)
+
+
+class Made(NamedTuple):
+    """A request that the leader has taken; without an id there was nothing to ask for."""
+
+    config: Config  # of the leader, as far as it is needed to ask it
+    status: Status  # of the leader, before
+    request_id: str | None
+
+
+def ask_leader(path: str, command: str, node: int, by: int | None) -> Made:
+    """Have the leader of the group of the file at `path` write a request.
+
+    Raises ConfigError if the file is not of this mode, UsageError if there is no such node, and
+    HastoreError if no leader is found, or it does not take the request.
+    """
+    config = load_names(path)
+    if config.mode is not Mode.DLEDGER:
+        problem = "is classic, where the operator names the master"
+        raise config_error(path, "mode", problem, "use `hastore promote -c FILE`")
+    leader, status = _leader(config)
+    own = as_node(config, leader)
+    if node not in config.nodes and node not in members_of(status):
+        raise UsageError(
+            f"node {node} is neither under `nodes` in {path} nor a member; nothing was changed: "
+            "correct the number, or add the node first (`hastore node add`)"
+        )
+    already = _already(status, command, node, by)
+    if already is not None:
+        print_note(f"nothing to do: {already}")
+        return Made(own, status, None)
+    refuse_hanging(own, status)
+    request_id = secrets.token_hex(8)
+    change = api.MembersChange(
+        request_id, command, node, int(status["term"]), sorted(numbers_in(status["members"])), by
+    )
+    made = order(own, leader, change, None, CHANGE_S)
+    if not isinstance(made, Missed):
+        return Made(own, status, request_id)
+    text = f"{node_name(own)}, the leader: {made.reason}"
+    if made.perhaps_done:
+        text += (
+            "; whether it has got the request is not known: `hastore status` shows leader and "
+            "members, and the command may be given again"
+        )
+    raise HastoreError(text)
+
+
+def _leader(config: Config) -> tuple[int, Status]:
+    """Return the node that says itself that it leads, in the newest term, with its status."""
+    statuses, silent = ask_statuses(config)
+    leading = [
+        number
+        for number, one in statuses.items()
+        if one.get("leader") == number and isinstance(one.get("term"), int)
+        and numbers_in(one.get("members"))
+    ]  # fmt: skip
+    if leading:
+        leader = max(leading, key=lambda number: int(statuses[number]["term"]))
+        return leader, statuses[leader]
+    known = {one.get("leader") for one in statuses.values()} - {None}
+    named = f", though node {', '.join(map(str, known))} is said to" if known else ""
+    whys = "" if not silent else f" ({listed_whys(silent)})"
+    raise HastoreError(
+        f"no node that answers leads{named}{whys}; nothing was changed: an election needs a "
+        "majority, see `hastore status`"
+    )
+
+
+def _already(status: Status, command: str, node: int, by: int | None) -> str | None:
+    """Return what is as wanted already, or under way; None if the request is needed."""
+    members = numbers_in(status["members"])
+    learners = learners_of(status)
+    leaving = numbers_in(status.get("leaving"))
+    if command == "transfer":
+        return f"node {node} leads already" if status["leader"] == node else None
+    if command == "add":
+        if node in members:
+            return f"node {node} is a member already"
+        return f"node {node} is a learner already" if node in learners else None
+    if command == "remove":
+        return None if node in members or node in learners else f"node {node} is no member"
+    if by in members and node not in members:
+        return f"node {by} is a member already, and node {node} none any more"
+    under_way = by in learners and node in leaving
+    return f"node {by} is replacing node {node} already" if under_way else None

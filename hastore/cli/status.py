@@ -1,11 +1,13 @@
 """`hastore status`: show the state of each node of a group."""
 
+import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import click
 
+from hastore.cli import common
 from hastore.cli.common import (
     DIFFER,
     DONE,
@@ -24,7 +26,6 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.own_node import pending_changes, pending_texts, registered, security_of
-from hastore.cli.watching import watch, with_watch
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import NodeInfo, SilentNode
 from hastore.client.security import SecurityLike
@@ -47,6 +48,19 @@ with_file: Decorator = click.option(
     "-c", "--config", "path", metavar="FILE", shell_complete=complete_files,
     help="All nodes of this configuration file, instead of --bootstrap.",
 )  # fmt: skip
+EVERY_S = 2.0
+_CLEAR = "\x1b[H\x1b[2J"  # the cursor to the top, the screen empty
+
+
+with_watch: Decorator = click.option(
+    "--watch",
+    "every_s",
+    type=Seconds(),
+    is_flag=False,
+    flag_value=str(EVERY_S),
+    metavar="[SECONDS]",
+    help=f"Show it again every so many seconds ({EVERY_S:g}), until Ctrl-C.",
+)
 
 
 @click.command("status", short_help="Show roles, epochs, offsets and slaves.")
@@ -633,3 +647,29 @@ def show_slave(node: int, slave: dict[str, Any]) -> None:
         sync += ", it takes nothing"
     text = f"node {node} <- {who} ({slave['address']}): {sync}, {ack}{lag}"
     print_text(text, None if slave["in_sync"] else "yellow")
+
+
+def watch(show: Callable[[], object], every_s: float) -> int:
+    """Call `show`, which prints a frame on stdout, every `every_s` seconds until Ctrl-C.
+
+    On a terminal each frame replaces the one before, in one write, so that nothing flickers. In a
+    pipe the frames follow each other.
+    """
+    console = common.stdout
+    try:
+        while True:
+            if console.is_terminal:
+                with console.capture() as frame:
+                    show()
+                sys.stdout.write(_CLEAR + frame.get())
+            else:
+                show()
+            sys.stdout.flush()
+            pause(every_s)
+    except KeyboardInterrupt:
+        return DONE
+
+
+def pause(seconds: float) -> None:
+    """Wait until the next frame."""
+    time.sleep(seconds)

@@ -12,7 +12,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.completing import complete_topics
+from hastore.cli.completion import complete_topics
 from hastore.cli.own_node import wait_replayed, warn_unreplayed
 from hastore.client.consumer.admin import Admin
 from hastore.record.topic_records import PERM_READ, PERM_WRITE, READ_WRITE, TopicConfig

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import click
 import pytest
 
-from hastore.cli import groups, groups_delete, own_node, read, topics
+from hastore.cli import groups, own_node, read, topics
 from hastore.cli import positions as positions_cli
 from hastore.cli.own_node import of_each, registered, wait_replayed
 from hastore.client import Producer
@@ -106,7 +106,7 @@ def test_no_command_passes_off_a_part_of_the_log_as_all_of_it(monkeypatch, tmp_p
             run(read.query_command, "--topic", "t", "--key", "k9")
         for command, *arguments in (
             (groups.reset_command, "g", "--topic", "t", "--to", "latest", "--force"),
-            (groups_delete.delete_command, "g", "--yes"),
+            (groups.delete_command, "g", "--yes"),
             (positions_cli.import_command, str(file)),
             (positions_cli.export_command,),
         ):

@@ -4,7 +4,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from hastore.cli import completing
+from hastore.cli import completion
 from hastore.cli.main import cli
 from hastore.client.consumer.positions_client import Positions
 from hastore.client.producer.producer import Producer
@@ -59,7 +59,7 @@ def pair(make_group):
 
 def test_topics_groups_and_nodes(pair, monkeypatch):
     monkeypatch.setenv("HASTORE_BOOTSTRAP", pair.api())
-    monkeypatch.setattr(completing, "WAIT_S", 60.0)
+    monkeypatch.setattr(completion, "WAIT_S", 60.0)
     assert completed("consume", "o") == ["orders", "others"]
     assert completed("groups", "reset", "b", "--topic", "z") == ["zebras"]
     assert completed("groups", "describe", "") == ["billing"]
@@ -71,7 +71,7 @@ def test_topics_groups_and_nodes(pair, monkeypatch):
 
 def test_without_nodes_there_is_nothing_and_no_error(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("HASTORE_BOOTSTRAP", "127.0.0.1:1")
-    monkeypatch.setattr(completing, "WAIT_S", 0.05)
+    monkeypatch.setattr(completion, "WAIT_S", 0.05)
     assert completed("consume", "o") == completed("groups", "describe", "") == []
     monkeypatch.setenv("HASTORE_BOOTSTRAP", "garbage")
     assert completed("consume", "o") == completed("status", "--bootstrap", "1") == []

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from hastore.cli import flip, own_node, successor
+from hastore.cli import flip, own_node
 from hastore.errors import HastoreError
 from tests.cli.fake_group import FakeGroup, scripted
 
@@ -12,7 +12,7 @@ from tests.cli.fake_group import FakeGroup, scripted
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
     """Let the node of a file answer what the test says, see `scripted`."""
-    return scripted(tmp_path, monkeypatch, flip, successor)
+    return scripted(tmp_path, monkeypatch, flip)
 
 
 def slaves(*numbers, in_sync=True):

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from hastore.cli import dledger, remote_leader
+from hastore.cli import dledger, remote_nodes
 from hastore.config.file import load_config
 from hastore.dledger.driver.requests import _not_addable
 from hastore.errors import HastoreError
@@ -95,7 +95,7 @@ def test_a_leader_whose_disk_hangs_is_not_waited_for(clock, monkeypatch):
         dledger._wait(load_config(path), "given", 10.0)
     with pytest.raises(HastoreError, match="its disk hangs, so it takes no request"):
         dledger.request(path, "transfer", 2, 10.0)
-    monkeypatch.setattr(remote_leader, "ask_statuses", lambda _config: ({1: status}, {}))
+    monkeypatch.setattr(remote_nodes, "ask_statuses", lambda _config: ({1: status}, {}))
     with pytest.raises(HastoreError, match="its disk hangs, so it takes no request"):
-        remote_leader.ask_leader(path, "transfer", 2, None)
+        remote_nodes.ask_leader(path, "transfer", 2, None)
     assert clock.now == 0.0

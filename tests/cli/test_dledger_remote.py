@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hastore.cli import remote_leader
+from hastore.cli import remote_nodes
 from hastore.cli.remote_nodes import Missed
 from hastore.config.model import Mode
 from tests.cli.kit import hastore
@@ -76,7 +76,7 @@ def test_a_member_is_removed_and_comes_back(trio: Machines) -> None:
 def test_another_term_or_other_members_are_refused(
     trio: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader, real = leader_of(trio), remote_leader.ask_statuses
+    leader, real = leader_of(trio), remote_nodes.ask_statuses
     other = next(number for number in (1, 2, 3) if number != leader)
     for changes, text in (
         ({"term": 1 << 40}, "it was written in term 1099511627776, now it is term"),
@@ -88,7 +88,7 @@ def test_another_term_or_other_members_are_refused(
             statuses[leader] |= changes
             return statuses, silent
 
-        monkeypatch.setattr(remote_leader, "ask_statuses", seen)
+        monkeypatch.setattr(remote_nodes, "ask_statuses", seen)
         code, _, problems = run(trio, "remove", "--node", other)
         assert code == 1 and text in problems, problems
     assert sorted(trio.status(leader)["members"]) == [1, 2, 3]
@@ -115,17 +115,17 @@ def test_wrong_usage_changes_nothing(trio: Machines) -> None:
 def test_a_request_whose_answer_is_lost_may_be_given_again(
     trio: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader, real = leader_of(trio), remote_leader.order
+    leader, real = leader_of(trio), remote_nodes.order
     other = next(number for number in (1, 2, 3) if number != leader)
 
     def order(*given: Any) -> Any:
         real(*given)
         return Missed("the connection has ended", perhaps_done=True)
 
-    monkeypatch.setattr(remote_leader, "order", order)
+    monkeypatch.setattr(remote_nodes, "order", order)
     code, _, problems = run(trio, "remove", "--node", other)
     assert code == 1 and "whether it has got the request is not known" in problems
-    monkeypatch.setattr(remote_leader, "order", real)
+    monkeypatch.setattr(remote_nodes, "order", real)
     wait_for(lambda: other not in trio.status(leader)["members"], "the removal")
     assert run(trio, "remove", "--node", other)[0] == 0
     assert run(trio, "add", "--node", other, "--wait", 60)[0] == 0

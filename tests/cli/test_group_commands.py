@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hastore.cli import watching
+from hastore.cli import status
 from tests.cli.kit import hastore
 from tests.cli.test_status import make_group, pair
 
@@ -24,7 +24,7 @@ def frames(monkeypatch):
                 raise KeyboardInterrupt
             between()
 
-        monkeypatch.setattr(watching, "pause", pause)
+        monkeypatch.setattr(status, "pause", pause)
         return pauses
 
     return end_after

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hastore.cli import remote_role
+from hastore.cli import remote_nodes
 from hastore.cli.remote_nodes import FileChanged, Missed
 from hastore.config.file import load_names
 from hastore.config.model import Mode
@@ -121,7 +121,7 @@ def test_wrong_usage(pair: Machines, given: tuple[str, ...], text: str) -> None:
 def test_a_change_without_an_answer_or_of_another_file_is_said(
     pair: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, real = pair.bytes(), remote_role.order
+    before, real = pair.bytes(), remote_nodes.order
     outcomes: list[Any] = [Missed("no answer", perhaps_done=True), FileChanged("node 2: changed")]
 
     def order(*given: Any) -> Any:
@@ -132,7 +132,7 @@ def test_a_change_without_an_answer_or_of_another_file_is_said(
             raise outcome
         return outcome
 
-    monkeypatch.setattr(remote_role, "order", order)
+    monkeypatch.setattr(remote_nodes, "order", order)
     for text in ("perhaps it was changed: give the command again", "node 2: changed; give"):
         code, _, problems = run(pair, "promote", "--node", 2)
         assert code == 1 and text in problems

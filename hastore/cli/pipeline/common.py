@@ -13,13 +13,13 @@ import click
 from hastore.cli.common import (
     DONE,
     Decorator,
+    Stopped,
     print_json,
     print_note,
     progress_bar,
     stderr,
     with_security,
 )
-from hastore.cli.json_errors import Stopped
 from hastore.errors import UsageError
 from hastore.pipeline.progress import JobProgress
 

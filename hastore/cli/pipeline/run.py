@@ -20,6 +20,7 @@ import click
 
 from hastore.cli.common import (
     DONE,
+    Stopped,
     complete_files,
     explain,
     fitting_table,
@@ -30,7 +31,6 @@ from hastore.cli.common import (
     print_text,
     with_json,
 )
-from hastore.cli.json_errors import Stopped
 from hastore.cli.pipeline import common
 from hastore.cli.pipeline.common import (
     COLLECT,

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hastore.cli.promote_wait import NO_NEW_EPOCH
+from hastore.cli.flip import NO_NEW_EPOCH
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Role
 from hastore.errors import StoreBrokenError
