@@ -121,7 +121,7 @@ class Recent:
 
 
 class Lag(NamedTuple):
-    """How many messages a group has still to read in a topic; see metrics/group_lag.py."""
+    """How many messages a group has still to read in a topic; see metrics/node_metrics.py."""
 
     group: str
     topic: str

@@ -3,16 +3,23 @@
 It runs in the thread of the HTTP port. It takes neither the API's lock nor the log's: it reads
 single numbers, and small tables that are copied at one moment. So a scrape costs puts no more than
 the interpreter's time that it takes itself.
+
+Those of the process have the names that Prometheus' own libraries give them. A group's lag in a
+topic, by its committed positions, is the sum over the queues in which it has a position. A queue in
+which it has none is left out: where such a consumer would begin is its own choice. What retention
+has removed does not count, since nobody can read it any more.
 """
 
+import os
 import platform
+import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hastore import __version__
 from hastore.clock import Clock
-from hastore.counters import ReplicationCounts, Traffic
-from hastore.fs.filesystem import SYNCS
+from hastore.counters import OTHER, ReplicationCounts, Traffic
+from hastore.fs.filesystem import REAL, SYNCS
 from hastore.protocol.committed_positions import Place, with_kept
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Identities
@@ -20,12 +27,15 @@ from hastore.security.identity import Identity
 from hastore.security.tls_contexts import NodeTls
 from hastore.server.api.server import ApiServer
 from hastore.server.metrics.from_status import add_status, named_slaves, page_of
-from hastore.server.metrics.group_lag import MayCount, add_group_lag
 from hastore.server.metrics.page import Page
-from hastore.server.metrics.process import add_process
 from hastore.store.log_store import LogStore
 
 Kept = Callable[[str, str], Mapping[int, Place]]  # of a group in a topic
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PAIRS_MAX = 1_000
+Pair = tuple[str, str]  # group, topic
+MayCount = Callable[[str, str | None], bool]  # a topic, with None or a group that reads it
+Ranges = Mapping[int, tuple[int, int]]  # of a topic: by queue its first and its next queue offset
 
 
 class NodeMetrics:
@@ -171,3 +181,53 @@ def _add_traffic(page: Page, direction: str, traffic: Traffic, may_count: MayCou
             continue
         page.add(f"hastore_messages_{direction}_total", messages, topic)
         page.add(f"hastore_message_bytes_{direction}_total", size, topic)
+
+
+def add_process(page: Page, started_ms: int) -> None:
+    """Add CPU, memory and descriptors; what /proc does not say is left out."""
+    page.add("process_start_time_seconds", started_ms / 1000.0)
+    times = os.times()
+    page.add("process_cpu_seconds_total", times.user + times.system)
+    page.add("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    try:
+        virtual, resident = REAL.read_bytes("/proc/self/statm").split()[:2]
+        descriptors = len(REAL.list_dir("/proc/self/fd")) - 1  # without that of the look itself
+    except (OSError, ValueError):  # no /proc, or no free descriptor
+        return
+    page.add("process_virtual_memory_bytes", int(virtual) * _PAGE_BYTES)
+    page.add("process_resident_memory_bytes", int(resident) * _PAGE_BYTES)
+    page.add("process_open_fds", descriptors)
+
+
+def add_group_lag(
+    page: Page,
+    positions: Mapping[Pair, Mapping[int, Place]],
+    queues_of: Callable[[str], Ranges],
+    may_count: MayCount,
+) -> None:
+    """Add the lag of each pair that may be shown; pairs beyond PAIRS_MAX are added up as one."""
+    known: dict[str, Ranges] = {}
+    rest, others = 0, False
+    for number, ((group, topic), places) in enumerate(positions.items()):
+        if not may_count(topic, group):
+            continue
+        ranges = known.get(topic)
+        if ranges is None:
+            ranges = known[topic] = queues_of(topic)
+        lag = lag_of(ranges, places)
+        if number < PAIRS_MAX and (group, topic) != (OTHER, OTHER):
+            page.add("hastore_consumer_lag_messages", lag, group, topic)
+        else:
+            rest, others = rest + lag, True
+    if others:
+        page.add("hastore_consumer_lag_messages", rest, OTHER, OTHER)
+    page.add("hastore_consumer_groups", len(positions))
+
+
+def lag_of(ranges: Ranges, places: Mapping[int, Place]) -> int:
+    """Return how many messages of a topic's queues are at or beyond these positions."""
+    lag = 0
+    for queue, place in places.items():
+        first, following = ranges.get(queue, (0, 0))
+        lag += max(0, following - max(first, place.queue_offset))
+    return lag

@@ -24,8 +24,7 @@ from hastore.server.remoting.reads import Hooks, Reads
 from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import Brokers, Readers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
-from hastore.server.remoting.slave_registration import SlaveRegistration
-from hastore.server.remoting.slave_tables import DelayOffsets, SlaveTables
+from hastore.server.remoting.slaves import DelayOffsets, SlaveRegistration, SlaveTables
 from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.server.remoting.topics import Topics
 from hastore.server.remoting.transactions import Decisions, Transactions

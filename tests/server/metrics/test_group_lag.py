@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from hastore.protocol.committed_positions import Place
-from hastore.server.metrics.group_lag import PAIRS_MAX, add_group_lag, lag_of
+from hastore.server.metrics.node_metrics import PAIRS_MAX, add_group_lag, lag_of
 from hastore.server.metrics.page import Page
 
 

@@ -13,8 +13,7 @@ from hastore.protocol.remoting import Answer, Code
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.rights import NEEDS
 from hastore.server.remoting.routes import TopicView
-from hastore.server.remoting.slave_registration import SlaveRegistration
-from hastore.server.remoting.slave_tables import SlaveTables
+from hastore.server.remoting.slaves import SlaveRegistration, SlaveTables
 from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.server.remoting.topics import Topics, version_of
 from tests.api_fakes import FakeBackend
