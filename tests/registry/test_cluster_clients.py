@@ -26,7 +26,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.registry.entry import NodeEntry
-from hastore.spark.options.durations import Patience
+from hastore.spark.options.source_options import Patience
 from hastore.spark.read.clusters import ClusterBackend
 from tests.process.harness import Group, hastore, wait_until
 

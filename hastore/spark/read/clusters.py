@@ -24,10 +24,9 @@ from hastore.ha.rules.epochs import Standing
 from hastore.record.topic_records import MAX_QUEUES
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows
 from hastore.spark.arrow.record_fields import Ints, RecordFields
-from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
-from hastore.spark.options.source_options import GROUPS
+from hastore.spark.options.source_options import DEFAULT_PATIENCE, GROUPS, Patience
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace, ReadableRange
 from hastore.spark.read.servers import ServerBackend, ServerHead
 

@@ -7,7 +7,7 @@ a replica stalls, or its reply is damaged, the records are read from another one
 
 A stream's connections stay open between its looks at the ends. The master is asked, or, while there
 is none, the replica with the greatest readable offset. During a failover or a restart a call waits
-for a node, as long as the option `retryTimeout` says (options/durations.py).
+for a node, as long as the option `retryTimeout` says (options/source_options.py).
 """
 
 import logging
@@ -35,9 +35,9 @@ from hastore.ha.rules.epochs import Standing
 from hastore.protocol import api
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.record.message_filter import MessageFilter
-from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
+from hastore.spark.options.source_options import DEFAULT_PATIENCE, Patience
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace, ReadableRange
 from hastore.spark.read.stores import names_writer, valid_end
 

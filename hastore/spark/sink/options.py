@@ -23,22 +23,20 @@ from pyspark.sql.types import (
 
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.record.topic_records import check_name
-from hastore.spark.options.durations import (
-    DEFAULT_PATIENCE,
-    DELIVERY_TIMEOUT,
-    RETRY_TIMEOUT,
-    Patience,
-    parse_patience,
-)
 from hastore.spark.options.source_options import (
     BOOTSTRAP,
+    DEFAULT_PATIENCE,
+    DELIVERY_TIMEOUT,
     NO_TABLES,
     PATH,
+    RETRY_TIMEOUT,
     SECURITY,
     SINK_ONLY,
     SOURCE_OPTIONS,
     TOPIC,
+    Patience,
     parse_bool,
+    parse_patience,
     security_file,
 )
 

@@ -5,9 +5,8 @@ import logging
 import pytest
 
 from hastore.errors import UsageError
-from hastore.spark.options.durations import Patience
 from hastore.spark.options.offsets import Bound, GlobalTimestamp, TopicPartition
-from hastore.spark.options.source_options import Mode, parse_either, parse_stream_options
+from hastore.spark.options.source_options import Mode, Patience, parse_either, parse_stream_options
 
 WHERE = {"path": "/store", "subscribe": "t"}
 

@@ -10,10 +10,9 @@ from hastore.client.consumer import range_reader
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.ha.rules.epochs import Standing
 from hastore.spark.arrow.batch import BatchBuilder
-from hastore.spark.options.durations import Patience
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
-from hastore.spark.options.source_options import parse_options, parse_stream_options
+from hastore.spark.options.source_options import Patience, parse_options, parse_stream_options
 from hastore.spark.read import clusters, servers
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.clusters import ClusterBackend, ClusterHead, partition_of

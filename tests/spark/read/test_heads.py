@@ -19,10 +19,9 @@ from hastore.record.codec import build_record
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark.arrow.batch import BatchBuilder
-from hastore.spark.options.durations import Patience
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
-from hastore.spark.options.source_options import parse_options, parse_stream_options
+from hastore.spark.options.source_options import Patience, parse_options, parse_stream_options
 from hastore.spark.read import servers
 from hastore.spark.read.backend import QueuePlace
 from hastore.spark.read.planning import plan

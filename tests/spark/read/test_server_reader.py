@@ -28,11 +28,10 @@ from hastore.spark.arrow import record_fields
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.record_fields import RecordFields
 from hastore.spark.arrow.schema import project, source_schema
-from hastore.spark.options.durations import DEFAULT_PATIENCE, Patience
 from hastore.spark.options.filters import Interval, WantedMessages
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
-from hastore.spark.options.source_options import parse_options
+from hastore.spark.options.source_options import DEFAULT_PATIENCE, Patience, parse_options
 from hastore.spark.read import servers
 from hastore.spark.read.backend import QueuePlace
 from hastore.spark.read.planning import plan

@@ -11,7 +11,7 @@ from hastore.errors import ClientError, UnreachableError, UsageError
 from hastore.protocol.api import ProducerKnown
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
-from hastore.spark.options.durations import Patience
+from hastore.spark.options.source_options import Patience
 from hastore.spark.sink.options import SinkColumns, parse_sink_options
 from hastore.spark.sink.records import stream_task
 from hastore.spark.sink.task import _Task, check_nodes, write_task

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 
 from hastore.errors import UsageError
 from hastore.record.properties import sole_producer
-from hastore.spark.options.durations import Patience
+from hastore.spark.options.source_options import Patience
 from hastore.spark.sink.options import (
     SinkColumns,
     SinkOptions,
