@@ -281,8 +281,7 @@ def repair_command(path: str, given: tuple[str, ...], dry_run: bool, as_json: bo
     place, durably. Nothing is cut, and nothing else is written. Exit code 0: the log is sound; 3:
     damage is left, with the reasons.
     """
-    from hastore.repair.peer import PeerLog
-    from hastore.repair.stopped import Report, opened, repair
+    from hastore.repair.stopped import PeerLog, Report, opened, repair
 
     config = load_config(path)
     if config.store.kind is StoreKind.MEMORY:
