@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
@@ -30,7 +32,6 @@ from hastore.errors import HastoreError, UsageError
 from hastore.testing import warm
 from hastore.testing.folder import Folder, text_of
 from hastore.testing.links import Links
-from hastore.testing.ports import Ports
 
 TIMEOUT_S = 60.0  # a bound for what takes less than a second on a quiet machine
 _POLL_S = 0.005
@@ -39,6 +40,7 @@ _STORE = {"commitlog_file_size": "16MiB", "index_slots": 10_000, "index_entries"
 # Ignores the proxies that the environment may set.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _T = TypeVar("_T")
+_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
 class Node:
@@ -434,3 +436,56 @@ def _wait(look: Callable[[], _T | None], what: str) -> _T:
         if time.monotonic() > deadline:
             raise HastoreError(f"waited for {TIMEOUT_S:g} s in vain for {what}")
         time.sleep(_POLL_S)
+
+
+class Ports:
+    """Free ports of loopback, reserved until closed, or until this object is gone.
+
+    They are below the kernel's range of ephemeral ports, so that no outgoing connection takes one
+    while its node is down. A socket that is bound but does not listen holds each of them.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+        weakref.finalize(self, _close_all, self._held)
+        self._below = min(int(pathlib.Path(_RANGE).read_text().split()[0]), 60_000)
+
+    def take(self, *beside: int) -> int:
+        """Reserve and return one more port; reserve those at the distances `beside` from it too."""
+        low = 10_000 if self._below > 12_000 else 1_025
+        for _ in range(1_000):
+            port = random.SystemRandom().randrange(low, self._below)
+            taken: list[socket.socket] = []
+            try:
+                for distance in (0, *beside):
+                    taken.append(socket.socket())
+                    taken[-1].bind(("127.0.0.1", port + distance))
+            except OSError:
+                _close_all(taken)
+                continue
+            for one in taken:
+                # Now a listener with SO_REUSEADDR can bind the port, but another Ports cannot.
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held += taken
+            return port
+        raise HastoreError("there is no free port on 127.0.0.1: end what holds them")
+
+    def addresses(self, count: int) -> dict[int, dict[str, str]]:
+        """Return the addresses of `count` nodes, in the form of the configuration file."""
+        return {
+            number: {
+                "api": f"tcp://127.0.0.1:{self.take()}",
+                "ha": f"127.0.0.1:{self.take()}",
+                "http": f"127.0.0.1:{self.take()}",
+            }
+            for number in range(1, count + 1)
+        }
+
+    def close(self) -> None:
+        """Release all ports."""
+        _close_all(self._held)
+
+
+def _close_all(held: list[socket.socket]) -> None:
+    while held:
+        held.pop().close()

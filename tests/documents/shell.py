@@ -29,7 +29,7 @@ import yaml
 
 from hastore.config.file import load_config
 from hastore.testing import groups
-from hastore.testing.ports import Ports
+from hastore.testing.groups import Ports
 from tests.cli import kit
 from tests.walk_through import processes
 

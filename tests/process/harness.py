@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hastore.testing import warm
-from hastore.testing.ports import Ports
+from hastore.testing.groups import Ports
 
 if TYPE_CHECKING:
     from tests.process.networks import Network

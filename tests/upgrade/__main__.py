@@ -28,7 +28,7 @@ from typing import Any
 
 from hastore import Admin, Consumer, NodeInfo
 from hastore.errors import HastoreError
-from hastore.testing.ports import Ports
+from hastore.testing.groups import Ports
 from tests.process.harness import ROOT, SETTLE_S, STOP_S, wait_until
 
 Place = tuple[int, int]  # queue and queue offset
