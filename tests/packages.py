@@ -16,7 +16,7 @@ BEGIN, END = (
 )
 # What every package may import; the table does not repeat it.
 COMMON = (
-    *("errors", "bounded_log", "clock", "counters", "descriptors", "heap", "listeners"),
+    *("errors", "bounded_log", "clock", "counters", "heap", "listeners"),
     *("service", "shares"),
     "addresses",
     "config.model",
@@ -365,7 +365,6 @@ MODULES = {
     "counters": (),
     "heap": (),
     "listeners": (),
-    "descriptors": (),
     "service": (),
     "shares": (),
     "bounded_log": ("clock",),

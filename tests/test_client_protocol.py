@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hastore import descriptors
+from hastore import shares
 from hastore.client.connections.transport import MAX_REPLY_BYTES
 from hastore.client.consumer.consumer import Consumer
 from hastore.config.model import ApiConfig
@@ -201,7 +201,7 @@ def test_the_limits_are_the_code_s() -> None:
         [
             "connections",
             f"`api.max_connections` ({ApiConfig().max_connections:,}); with n file descriptors at "
-            f"most n / 2 - {descriptors.BESIDE_CONNECTIONS}, or n / 4 if that is greater",
+            f"most n / 2 - {shares.BESIDE_CONNECTIONS}, or n / 4 if that is greater",
         ],
         [
             "connections of one address that have sent something and wait for their first turn",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hastore.descriptors import descriptor_shares
 from hastore.fs.filesystem import REAL
+from hastore.shares import descriptor_shares
 from hastore.store.derived.unit_files import FileCache
 
 _OWN = 20  # of a node that nobody uses

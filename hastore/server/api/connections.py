@@ -46,7 +46,6 @@ from hastore.addresses import address_text, plain_host
 from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
 from hastore.config.model import ApiConfig
-from hastore.descriptors import descriptor_shares
 from hastore.errors import ConfigError
 from hastore.protocol import remoting
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
@@ -60,6 +59,7 @@ from hastore.server.api.handshakes import Handshakes, Step
 from hastore.server.api.newcomers import OF_SOURCE_MAX, Newcomers
 from hastore.server.api.places import Places, source_of
 from hastore.server.api.quotas import Meter
+from hastore.shares import descriptor_shares
 from hastore.store.append.results import Guard
 
 log = logging.getLogger(__name__)

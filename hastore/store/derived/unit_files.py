@@ -18,7 +18,6 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 
-from hastore.descriptors import descriptor_shares
 from hastore.fs.filesystem import (
     File,
     FileSystem,
@@ -28,6 +27,7 @@ from hastore.fs.filesystem import (
     sync_all,
     sync_files,
 )
+from hastore.shares import descriptor_shares
 from hastore.store.derived.contract import REPEATED_MS
 from hastore.store.state.time_falls import Falls
 

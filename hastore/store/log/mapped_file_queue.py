@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hastore.descriptors import descriptor_shares
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.fs.filesystem import File, FileSystem, file_name, is_file_name
+from hastore.shares import descriptor_shares
 
 log = logging.getLogger(__name__)
 
