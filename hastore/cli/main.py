@@ -35,7 +35,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "positions": "hastore.cli.positions:positions_group",
     "pipeline": "hastore.cli.main:pipeline_group",
     "perf": "hastore.cli.perf:perf_group",
-    "doctor": "hastore.cli.group_doctor:doctor_command",
+    "doctor": "hastore.cli.doctor:doctor_command",
     "check": "hastore.cli.check:check_command",
     "completion": "hastore.cli.completion:completion_command",
     "demo": "hastore.cli.demo:demo_command",
