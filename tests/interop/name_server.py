@@ -10,7 +10,7 @@ import threading
 
 from hastore.protocol.registration import Route, decode_route, question_of_route
 from hastore.protocol.remoting import Answer
-from hastore.server.name_server_line import Line
+from hastore.server.name_servers import Line
 from tests.interop.build import Program, command
 from tests.interop.rocketmq import NO_TLS
 from tests.process.harness import wait_until

@@ -27,7 +27,7 @@ from hastore.protocol.group_note import (
 from hastore.protocol.registration import Route, decode_route, question_of_route
 from hastore.protocol.remoting import Answer, Code, Frame
 from hastore.registry import cluster_notes
-from hastore.server.name_server_line import Line
+from hastore.server.name_servers import Line
 from hastore.server.node import Node
 from hastore.server.remoting.elsewhere import Elsewhere
 from tests.process.harness import Ports, wait_until

@@ -27,7 +27,7 @@ from hastore.protocol.registration import (
 )
 from hastore.record.codec import NO_HOST, build_record
 from hastore.record.topic_records import TopicChange, TopicConfig, build_change
-from hastore.server import name_server_line, name_servers
+from hastore.server import name_servers
 from hastore.server.metrics.from_status import render_metrics
 from hastore.server.node import Node
 from hastore.store.append.results import own_records
@@ -283,7 +283,7 @@ def test_a_bad_name_server_hinders_nobody(
 ) -> None:
     """One line in the log, however often it is tried; the other name server is told all."""
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(name_server_line, "ANSWER_S", 0.3)
+    monkeypatch.setattr(name_servers, "ANSWER_S", 0.3)
     good = NameServer()
     config = config_at(tmp_path / "store", ports, server.address, good.address)
     server.mood = mood
