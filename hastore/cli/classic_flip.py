@@ -22,8 +22,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from hastore.cli.flip import REFUSED_AFTER_S, TELL_AFTER_S, Notes, OneShotFlags, told_reason
-from hastore.cli.flip_base import STATELESS, Flip, slave_of
-from hastore.cli.group_files import NOTHING, Status
+from hastore.cli.group_files import NOTHING, STATELESS, Flip, Status, slave_of
 from hastore.cli.own_node import RolePlace
 from hastore.client.messages import next_file_lack, replay_stop
 from hastore.config.model import Role

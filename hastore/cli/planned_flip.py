@@ -21,8 +21,7 @@ from hastore.cli.common import (
 )
 from hastore.cli.completion import complete_nodes
 from hastore.cli.dledger import Ask, preferred_text, request
-from hastore.cli.flip_base import POLL_S, STATELESS, Flip, slave_of
-from hastore.cli.group_files import NOTHING, GroupFiles, Status
+from hastore.cli.group_files import NOTHING, POLL_S, STATELESS, Flip, GroupFiles, Status, slave_of
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import NodeInfo
 from hastore.config.model import Mode

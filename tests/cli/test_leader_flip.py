@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from hastore.cli import flip_base, group_files, planned_flip
+from hastore.cli import group_files, planned_flip
 from hastore.client.messages import NodeInfo
 from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
 from tests.cli.kit import hastore
@@ -59,7 +59,7 @@ def trio(tmp_path, monkeypatch):
     made = Trio(tmp_path)
     monkeypatch.setattr(group_files, "ask_own_status", made.status)
     monkeypatch.setattr(planned_flip, "request", made.request)
-    monkeypatch.setattr(flip_base, "POLL_S", 0.0)
+    monkeypatch.setattr(group_files, "POLL_S", 0.0)
     return made
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from hastore import Producer
-from hastore.cli import classic_flip, flip_base, group_files
+from hastore.cli import classic_flip, group_files
 from hastore.client.consumer.admin import Admin
 from hastore.config.model import Role
 from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
@@ -19,7 +19,7 @@ from tests.ha.nodes import wait_for
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """Make a fake group that the command asks; it waits a moment only where it waits in vain."""
-    monkeypatch.setattr(flip_base, "POLL_S", 0.0)
+    monkeypatch.setattr(group_files, "POLL_S", 0.0)
     monkeypatch.setattr(classic_flip, "REFUSED_AFTER_S", -1.0)
     monkeypatch.setattr(classic_flip, "CALL_OFF_S", 0.05)
 
