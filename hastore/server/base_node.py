@@ -46,7 +46,6 @@ from hastore.server.api.quotas import Quotas
 from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit, connect_delays, connect_scrub
-from hastore.server.delays_taken import read_offsets
 from hastore.server.http_server import HttpAccess, HttpServer
 from hastore.server.metrics.node_metrics import NodeMetrics
 from hastore.server.name_servers import NameServers
@@ -62,7 +61,7 @@ from hastore.server.schedule_service import ScheduleMessageService
 from hastore.server.scrub_service import ScrubService
 from hastore.server.status_history import StatusHistory, measured
 from hastore.server.status_page import StatusPage
-from hastore.server.take_over import TakeOver
+from hastore.server.take_over import TakeOver, read_offsets
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
 from hastore.store.log_store import LogStore

@@ -3,7 +3,7 @@
     config/topics.json              topicConfigTable: topic -> TopicConfig
     config/subscriptionGroup.json   subscriptionGroupTable: group -> SubscriptionGroupConfig
     config/consumerOffset.json      offsetTable: TOPIC@GROUP -> queue -> queue offset
-    config/delayOffset.json         offsetTable: level -> queue offset (server/delays_taken.py)
+    config/delayOffset.json         offsetTable: level -> queue offset (server/take_over.py)
 
 An answer about topics also has topicQueueMappingDetailMap: the static topics of RocketMQ 5.
 

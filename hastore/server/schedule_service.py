@@ -226,7 +226,7 @@ class ScheduleMessageService(Service):
         """Prepare; `delays_ms` has the delay of each level, beginning with level 1.
 
         `taken()` returns which message of each level a broker would deliver next, by queue offset,
-        if its delayed messages are taken over (server/delays_taken.py). It may raise StoreError or
+        if its delayed messages are taken over (server/take_over.py). It may raise StoreError or
         OSError. `tables` takes over what else a broker has beside its log.
         """
         super().__init__("ScheduleMessageService", on_failure=on_failure)

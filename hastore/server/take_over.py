@@ -40,6 +40,11 @@ A file that is damaged, or that this node may not read, is not passed over: then
 puts go on, and `problems` says what to do. RocketMQ's own copy beside it (`.bak`) is read instead,
 if there is one. They are read again once one of them has changed; what could not be read at all
 also each AGAIN_MS, since a change of its rights shows in no time.
+
+`read_offsets` says how far the broker had delivered its delayed messages: it notes for each level
+which message it delivers next, in `config/delayOffset.json`. If that file lies in the store's
+folder, in the same place, the first hastore master goes on from there
+(store/derived/taken_delays.py).
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from hastore.clock import Clock
-from hastore.errors import HastoreError, MessageIllegalError, Status, StoreError
+from hastore.errors import CorruptRecordError, HastoreError, MessageIllegalError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochStarts, classic_end
 from hastore.protocol.api import POSITIONS_TOPIC
@@ -99,6 +104,8 @@ TOPICS_MS = 10_000.0  # after an epoch's begin puts wait no longer for the broke
 _REPLAY_S = 1.0
 _PART_SHARE = 8  # of a log file: a record of a statement takes at most that
 _END_MAX = 1 << 57  # no broker has put so many messages; a client may commit any position
+DELAYS_FILE = DELAYS.file
+_BYTES_MAX = 64 * 1024  # of delayOffset.json
 
 
 class TakeOverBackend(Protocol):
@@ -560,3 +567,20 @@ def _batches(records: Sequence[bytes]) -> Iterator[list[bytes]]:
         size += len(record)
     if batch:
         yield batch
+
+
+def read_offsets(fs: FileSystem, root: str) -> dict[int, int] | None:
+    """Return the queue offset of each level that the broker delivers next; None without the file.
+
+    Raises StoreError if it is damaged, OSError.
+    """
+    path = f"{root}/{DELAYS_FILE}"
+    if not fs.exists(path):
+        return None
+    try:
+        return read_delays(fs.read_bytes(path, _BYTES_MAX))
+    except CorruptRecordError as failure:
+        raise StoreError(
+            f"{path}: {failure}: give the broker's file, or remove it, then the broker's delayed"
+            " messages are never delivered; until then all of their levels wait"
+        ) from failure

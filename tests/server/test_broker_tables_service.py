@@ -32,7 +32,7 @@ from hastore.server.broker_tables import (
     read_topics,
 )
 from hastore.server.broker_tables_service import BrokerTables, broker_address
-from hastore.server.delays_taken import read_offsets
+from hastore.server.take_over import read_offsets
 from hastore.service import raise_failure
 
 GOOD = {

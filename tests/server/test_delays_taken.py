@@ -10,8 +10,8 @@ from hastore.fs.filesystem import REAL
 from hastore.ha.rules.epochs import FLOOR_EPOCH
 from hastore.record.codec import decode_record, encode_record
 from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, TAKEN_TOPIC, deliver, marked
-from hastore.server.delays_taken import FILE, read_offsets
 from hastore.server.schedule_service import ScheduleMessageService
+from hastore.server.take_over import DELAYS_FILE, read_offsets
 from tests.server.test_schedule_service import (
     Clock,
     Master,
@@ -42,7 +42,7 @@ def service_of(store, clock, floor, root, epoch=1 << 16 | 1):
 
 
 def write_file(root, text):
-    path = root / FILE
+    path = root / DELAYS_FILE
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
 
@@ -130,13 +130,13 @@ def test_what_nobody_may_read_is_waited_for_until_it_is_given_or_removed(tmp_pat
         put(store, message(0))
         put_waiting(store, waiting(1, 1))
         store.wait_dispatched(store.max_offset, 60)
-        (tmp_path / FILE).mkdir(parents=True)
+        (tmp_path / DELAYS_FILE).mkdir(parents=True)
         service = service_of(store, clock, store.max_offset, tmp_path)
         put_waiting(store, waiting(2, 1))
         clock.wall = SYSTEM_CLOCK.wall_ms() + DELAYS_MS[17]
         settle(service, store)
         assert "Is a directory" in service.problems()[0]
-        (tmp_path / FILE).rmdir()
+        (tmp_path / DELAYS_FILE).rmdir()
         if is_there:
             write_file(tmp_path, '{"offsetTable":{}}')
         clock.move(10_000)

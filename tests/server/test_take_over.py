@@ -17,10 +17,8 @@ from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.topic_records import TOPICS_TOPIC, TopicChange, TopicConfig, build_change
 from hastore.server.api.commit_records import commit_record, read_commits
 from hastore.server.broker_tables import GROUPS, POSITIONS, TOPICS
-from hastore.server.delays_taken import FILE as DELAYS_FILE
-from hastore.server.delays_taken import read_offsets
 from hastore.server.schedule_service import ScheduleMessageService
-from hastore.server.take_over import AGAIN_MS, MARK, TOPICS_MS, TakeOver
+from hastore.server.take_over import AGAIN_MS, DELAYS_FILE, MARK, TOPICS_MS, TakeOver, read_offsets
 from hastore.store.append.results import own_records
 from tests.server.test_delays_taken import delivered_by_broker
 from tests.server.test_schedule_service import (

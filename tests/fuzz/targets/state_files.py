@@ -28,9 +28,9 @@ from hastore.protocol.committed_positions import CommitBody, encode_commit
 from hastore.protocol.dledger import INDEX_MAX, NODE_MAX, TERM_MAX
 from hastore.registry.remembered import RegistryMemory
 from hastore.server import kept_positions, position_file
-from hastore.server.delays_taken import read_offsets
 from hastore.server.role_source import OneShotFlags
 from hastore.server.scrub_service import ScrubService
+from hastore.server.take_over import read_offsets
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.stated_ends import StatedEnds, Statement
 from hastore.store.cuts import Cut, CutList, Cuts, Dismissal
