@@ -238,8 +238,7 @@ TABLE = (
         " request",
         (
             *("protocol", "record", "config.checks", "security", "store.message_store", "ha.hello"),
-            "ha.rules",
-            "store.append.results",
+            *("ha.rules", "store.append.results"),
             "server.api",
         ),
     ),
