@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
-from tests.world.scheduler import Host, Scheduler, Task, world
+from tests.world.scheduler import Deadlock, Host, Scheduler, Task, world
 
 IN, OUT, ERR, HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR, select.EPOLLHUP
+_FAILED = IN | OUT | ERR | HUP
 WINDOW_BYTES = 256 * 1024
 FIRST_DESCRIPTOR = 1 << 20  # below are real ones, of files
 GIVES_UP_S = 60.0  # TCP's own limit is a quarter of an hour
@@ -28,9 +29,9 @@ T = TypeVar("T")
 
 
 class Watcher(Protocol):
-    """Who is told that the state of a descriptor may have changed."""
+    """Who is told that the state of a descriptor may have changed: an epoll, or a thread."""
 
-    def poke(self) -> None: ...
+    def poke(self, changed: Pollable) -> None: ...
 
 
 class Pollable(ABC):
@@ -39,17 +40,18 @@ class Pollable(ABC):
     def __init__(self) -> None:
         network = of_world()
         network.descriptors += 1
-        self.descriptor = network.descriptors
+        self.number = self.descriptor = network.descriptors  # the latter is -1 once it is closed
         network.table[self.descriptor] = self
-        self.watchers: dict[Any, None] = {}
+        self.watchers: dict[Watcher, None] = {}
 
     @abstractmethod
     def events(self) -> int:
         """Return what could be done now, as bits of epoll."""
 
     def changed(self) -> None:
-        for watcher in list(self.watchers):
-            watcher.poke()
+        if self.watchers:
+            for watcher in list(self.watchers):
+                watcher.poke(self)
 
     def forget(self) -> None:
         """Close the descriptor."""
@@ -59,17 +61,29 @@ class Pollable(ABC):
 
     def wait(self, mask: int, timeout_s: float | None) -> bool:
         """Let the running thread wait for an event; errors and ends count always."""
-        return bool(wait_for_events([self], lambda: self.events() & (mask | ERR | HUP), timeout_s))
+        mask |= ERR | HUP
+        if self.events() & mask:
+            return True
+        active, watchers = world(), self.watchers
+        end = None if timeout_s is None else active.now + timeout_s
+        while True:
+            left_s = None if end is None else end - active.now
+            if left_s is not None and left_s <= 0:
+                return False
+            task = running(active)
+            watchers[task] = None
+            active.park(left_s)
+            watchers.pop(task, None)
+            if self.events() & mask:
+                return True
 
 
-class TaskWatcher:
-    """Wakes a thread."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    def poke(self) -> None:
-        world().wake(self._task)
+def running(active: Scheduler) -> Task:
+    """Return the running thread; what runs between threads must not wait."""
+    task = active.current
+    if task is None:
+        raise Deadlock("what runs between threads must not wait")
+    return task
 
 
 def wait_for_events(
@@ -79,13 +93,12 @@ def wait_for_events(
     active = world()
 
     def park(left_s: float | None) -> None:
-        assert active.current is not None
-        waiter = TaskWatcher(active.current)
+        task = running(active)
         for one in watched:
-            one.watchers[waiter] = None
+            one.watchers[task] = None
         active.park(left_s)
         for one in watched:
-            one.watchers.pop(waiter, None)
+            one.watchers.pop(task, None)
 
     return active.wait_for(found, park, timeout_s)
 
@@ -109,12 +122,10 @@ class Stream(Pollable):
         of_world().streams[self] = None
 
     def events(self) -> int:
-        found = 0
-        if self.inbox or self.ended or self.error is not None:
-            found |= IN
         if self.error is not None:
-            found |= ERR | HUP | OUT
-        elif self.connected and (self.shut or self.room() > 0):
+            return _FAILED
+        found = IN if self.inbox or self.ended else 0
+        if self.connected and (self.shut or self.room() > 0):
             found |= OUT
         if self.ended and self.shut:
             found |= HUP
@@ -175,7 +186,8 @@ class Flow:
 
     def push(self, data: bytes | None) -> None:
         self.waiting.append(data)
-        self.waiting_bytes += len(data or b"")
+        if data is not None:
+            self.waiting_bytes += len(data)
         if not self._under_way:
             self._under_way = True
             world().after(of_world().delay_s(self.source.host, self.target.host), self._arrive)

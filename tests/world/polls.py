@@ -8,7 +8,7 @@ import select as real_select
 import selectors as real_selectors
 from typing import Any
 
-from tests.world.network import ERR, HUP, IN, OUT, Pollable, of_world, wait_for_events
+from tests.world.network import ERR, HUP, IN, OUT, Pollable, of_world, running, wait_for_events
 from tests.world.scheduler import world
 from tests.world.sockets import error
 
@@ -29,7 +29,12 @@ class Epoll(Pollable):
     def __init__(self, sizehint: int = -1, flags: int = 0) -> None:
         del sizehint, flags
         super().__init__()
-        self._items: dict[int, list[Any]] = {}  # descriptor: [mask, pollable, armed]
+        # Descriptor: [mask, pollable, armed, place in the order of registration]
+        self._items: dict[int, list[Any]] = {}
+        self._registered = 0
+        # The few of them that may be ready. Whatever becomes ready has changed before; only room
+        # may come without a change, so an item that waits for room stays.
+        self._likely: dict[int, None] = {}
         self.closed = False
 
     def fileno(self) -> int:
@@ -39,25 +44,29 @@ class Epoll(Pollable):
         number, found = pollable(fd)
         if number in self._items:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        self._items[number] = [eventmask, found, True]
+        self._registered += 1
+        self._items[number] = [eventmask, found, True, self._registered]
         found.watchers[self] = None
-        self.poke()
+        self.poke(found)
 
     def modify(self, fd: Any, eventmask: int) -> None:
         number, found = pollable(fd)
         if number not in self._items:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        self._items[number] = [eventmask, found, True]
-        self.poke()
+        self._items[number] = [eventmask, found, True, self._items[number][3]]
+        self.poke(found)
 
     def unregister(self, fd: Any) -> None:
         number = fd if isinstance(fd, int) else fd.fileno()
         item = self._items.pop(number, None)
         if item is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self._likely.pop(number, None)
         item[1].watchers.pop(self, None)
 
-    def poke(self) -> None:
+    def poke(self, changed: Pollable) -> None:
+        if changed.number in self._items:
+            self._likely[changed.number] = None
         self.changed()
 
     def events(self) -> int:
@@ -65,20 +74,25 @@ class Epoll(Pollable):
 
     def _ready(self, most: int, *, peek: bool = False) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
-        for number, item in list(self._items.items()):
-            mask, found_there, armed = item
-            if found_there.descriptor != number:  # closed: the kernel forgets it
-                del self._items[number]
+        likely, items = self._likely, self._items
+        numbers = list(likely)
+        if len(numbers) > 1:
+            numbers.sort(key=lambda number: items[number][3])
+        for number in numbers:
+            item = items[number]
+            mask, there, armed, _ = item
+            if there.descriptor != number:  # closed: the kernel forgets it
+                del items[number], likely[number]
                 continue
-            if not armed:
-                continue
-            events = found_there.events() & (mask | ERR | HUP)
+            events = there.events() & (mask | ERR | HUP) if armed else 0
             if events:
                 found.append((number, events))
                 if mask & _ONCE and not peek:
                     item[2] = False
                 if len(found) == most:
                     break
+            elif not armed or not mask & OUT:
+                del likely[number]
         return found
 
     def poll(self, timeout: float | None = None, maxevents: int = -1) -> list[tuple[int, int]]:
@@ -87,9 +101,18 @@ class Epoll(Pollable):
         if found or timeout == 0:
             world().give_way()
             return found
-        limit = None if timeout is None or timeout < 0 else timeout
-        self.wait(IN, limit)
-        return self._ready(most)
+        active, watchers = world(), self.watchers
+        end = None if timeout is None or timeout < 0 else active.now + timeout
+        while not found:
+            left_s = None if end is None else end - active.now
+            if left_s is not None and left_s <= 0:
+                break
+            task = running(active)
+            watchers[task] = None
+            active.park(left_s)
+            watchers.pop(task, None)
+            found = self._ready(most)
+        return found
 
     def close(self) -> None:
         if not self.closed:
@@ -97,6 +120,7 @@ class Epoll(Pollable):
             for item in self._items.values():
                 item[1].watchers.pop(self, None)
             self._items.clear()
+            self._likely.clear()
             self.forget()
 
 

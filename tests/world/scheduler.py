@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import struct
 import traceback
 import zlib
 from collections import deque
@@ -25,6 +26,7 @@ import greenlet
 SWITCH_S = 20e-6  # what a turn of a thread takes: a loop that only polls must not stop the time
 LOOK_S = 1e-6  # what a look at a clock takes
 EPOCH_S = 1_700_000_000.0  # the wall clock at the walk's begin
+_TURN = struct.Struct("<dI")  # when, and which thread: for the digest of a walk
 T = TypeVar("T")
 
 
@@ -53,6 +55,11 @@ class Host:
 class Task:
     """A thread."""
 
+    __slots__ = (
+        "done", "greenlet", "host", "joiners", "locals", "name", "number", "parked", "process",
+        "target", "ticket", "woken",
+    )  # fmt: skip
+
     def __init__(self, host: Host, name: str, target: Callable[[], object], number: int) -> None:
         self.host = host
         self.process = host.process
@@ -76,6 +83,10 @@ class Task:
         for one in self.joiners:
             self.host.world.wake(one)
 
+    def poke(self, _changed: object) -> None:
+        """Run again: what this thread waits for may have changed."""
+        self.host.world.wake(self)
+
 
 class Deadlock(AssertionError):
     """What is no thread, such as a timer, would have to wait: nothing would run meanwhile."""
@@ -86,6 +97,7 @@ class Scheduler:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(f"schedule {seed}")
+        self._bits = self.chance.getrandbits
         self.product = random.Random(f"product {seed}")  # what the product draws
         self.now = 0.0
         self.preempts = 0.0  # the share of lock operations at which a thread loses its turn
@@ -120,10 +132,11 @@ class Scheduler:
     def run(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Run until the condition holds; False if `limit_s` of virtual time pass before."""
         end = self.now + limit_s
+        step = self._step
         while not until():
             if self.now >= end:
                 return False
-            self._step(end)
+            step(end)
         return True
 
     def _step(self, end: float) -> None:
@@ -135,13 +148,16 @@ class Scheduler:
         if not ready:
             self.now = min(timers[0][0], end) if timers else end
             return
-        at = self.chance.randrange(len(ready)) if len(ready) > 1 else 0
-        ready[at], ready[-1] = ready[-1], ready[at]
         task = ready.pop()
-        if task.process != task.host.process:
+        if ready:  # one of them at random
+            at = self._below(len(ready) + 1)
+            if at < len(ready):
+                ready[at], task = task, ready[at]
+        host = task.host
+        if task.process != host.process:
             return
-        if task.host.paused:
-            task.host.held.append(task)
+        if host.paused:
+            host.held.append(task)
             return
         self.now += SWITCH_S
         self.switches += 1
@@ -150,11 +166,17 @@ class Scheduler:
         task.greenlet.switch()
         self.current = None
 
+    def _below(self, count: int) -> int:
+        """As `randrange(count)`, which takes several times as long, of the same random bits."""
+        bits = count.bit_length()
+        while (found := self._bits(bits)) >= count:
+            pass
+        return found
+
     def note(self, task: Task) -> None:
-        line = f"{self.now:.6f} {task.number} {task.host.name} {task.name}"
-        self.digest = zlib.crc32(line.encode(), self.digest)
+        self.digest = zlib.crc32(_TURN.pack(self.now, task.number), self.digest)
         if self.trace is not None:
-            self.trace.append(line)
+            self.trace.append(f"{self.now:.6f} {task.number} {task.host.name} {task.name}")
 
     def end_process(self, host: Host) -> None:
         """End all threads of a host where they are."""
@@ -192,7 +214,9 @@ class Scheduler:
         task.ticket += 1
         task.parked, task.woken = True, False
         if timeout_s is not None:
-            self.after(max(0.0, timeout_s), self._expire, task, task.ticket)
+            self._numbers += 1
+            at = self.now + timeout_s if timeout_s > 0.0 else self.now
+            heapq.heappush(self.timers, (at, self._numbers, self._expire, (task, task.ticket)))
         self.hub.switch()
         return task.woken
 
