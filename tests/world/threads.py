@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import Empty
 from typing import Any
 
-from tests.world.scheduler import EPOCH_S, Task, world
+from tests.world.scheduler import EPOCH_S, LOOK_S, Task, world
 
 
 class Lock:
@@ -20,7 +20,8 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         active = world()
-        active.give_way()
+        if active.preempts:
+            active.give_way()
         if not self._held:
             self._held = True
             return True
@@ -43,10 +44,15 @@ class Lock:
         return self._held
 
     def __enter__(self) -> bool:
-        return self.acquire()
+        if self._held or world().preempts:
+            return self.acquire()
+        self._held = True
+        return True
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        if self._waiting or not self._held:
+            self.release()
+        self._held = False
 
 
 class RLock(Lock):
@@ -58,12 +64,16 @@ class RLock(Lock):
         self._count = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        me = world().current
+        active = world()
+        me = active.current
         if self._count and self._owner is me:
             self._count += 1
             return True
-        if not super().acquire(blocking, timeout):
-            return False
+        if self._held or active.preempts:
+            if not Lock.acquire(self, blocking, timeout):
+                return False
+        else:
+            self._held = True
         self._owner, self._count = me, 1
         return True
 
@@ -73,7 +83,15 @@ class RLock(Lock):
         self._count -= 1
         if not self._count:
             self._owner = None
-            super().release()
+            self._held = False
+            if self._waiting:
+                world().wake(self._waiting.popleft())
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def _release_save(self) -> int:
         count, self._count = self._count, 1
@@ -304,7 +322,10 @@ def sleep(seconds: float) -> None:
 
 
 def monotonic() -> float:
-    return world().host.monotonic()
+    active = world()
+    active.now += LOOK_S  # as `Host.monotonic`: nothing is called as often
+    task = active.current
+    return active.now + (active.outside if task is None else task.host).booted_s
 
 
 def monotonic_ns() -> int:
