@@ -150,6 +150,18 @@ class Log:
         return found
 
 
+def _first_difference(one: bytes, other: bytes) -> int:
+    """Return where two texts of one length differ first; a walk asks for it many times."""
+    same, end = 0, len(one)  # they are the same before `same`, and not before `end`
+    while end - same > 1:
+        middle = (same + end) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            end = middle
+    return same
+
+
 def differences(logs: list[Log]) -> list[str]:
     """Return where logs have other bytes than the first of them."""
     first, found = logs[0], []
@@ -158,8 +170,8 @@ def differences(logs: list[Log]) -> list[str]:
         one = first.data[start - first.start : end - first.start]
         other = log.data[start - log.start : end - log.start]
         if one != other:
-            at = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-            found.append(f"{first.name} and {log.name} differ at {start + at} of [{start}, {end})")
+            at = start + _first_difference(one, other)
+            found.append(f"{first.name} and {log.name} differ at {at} of [{start}, {end})")
     return found
 
 

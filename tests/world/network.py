@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from tests.world.scheduler import Deadlock, Host, Scheduler, Task, world
 
 IN, OUT, ERR, HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR, select.EPOLLHUP
-_FAILED = IN | OUT | ERR | HUP
+_ANY = IN | OUT | ERR | HUP
 WINDOW_BYTES = 256 * 1024
 FIRST_DESCRIPTOR = 1 << 20  # below are real ones, of files
 GIVES_UP_S = 60.0  # TCP's own limit is a quarter of an hour
@@ -42,22 +42,28 @@ class Pollable(ABC):
         network.descriptors += 1
         self.number = self.descriptor = network.descriptors  # the latter is -1 once it is closed
         network.table[self.descriptor] = self
-        self.watchers: dict[Watcher, None] = {}
+        self.watchers: dict[Watcher, int] = {}  # with the events that they wait for
 
     @abstractmethod
     def events(self) -> int:
         """Return what could be done now, as bits of epoll."""
 
     def changed(self) -> None:
+        """Tell those whose events are there now, as a kernel does: a thread that waits for bytes
+        is not woken because there is room.
+        """
         if self.watchers:
-            for watcher in list(self.watchers):
-                watcher.poke(self)
+            events = self.events()
+            for watcher, mask in list(self.watchers.items()):
+                if events & mask:
+                    watcher.poke(self)
 
     def forget(self) -> None:
         """Close the descriptor."""
         of_world().table.pop(self.descriptor, None)
         self.descriptor = -1
-        self.changed()
+        for watcher in list(self.watchers):
+            watcher.poke(self)
 
     def wait(self, mask: int, timeout_s: float | None) -> bool:
         """Let the running thread wait for an event; errors and ends count always."""
@@ -71,7 +77,7 @@ class Pollable(ABC):
             if left_s is not None and left_s <= 0:
                 return False
             task = running(active)
-            watchers[task] = None
+            watchers[task] = mask
             active.park(left_s)
             watchers.pop(task, None)
             if self.events() & mask:
@@ -89,13 +95,13 @@ def running(active: Scheduler) -> Task:
 def wait_for_events(
     watched: Collection[Pollable], found: Callable[[], T], timeout_s: float | None
 ) -> T:
-    """As `Scheduler.wait_for`: `found` is asked again when one of the watched has changed."""
+    """As `Scheduler.wait_for`: `found` is asked again when one of the watched has events."""
     active = world()
 
     def park(left_s: float | None) -> None:
         task = running(active)
         for one in watched:
-            one.watchers[task] = None
+            one.watchers[task] = _ANY
         active.park(left_s)
         for one in watched:
             one.watchers.pop(task, None)
@@ -123,7 +129,7 @@ class Stream(Pollable):
 
     def events(self) -> int:
         if self.error is not None:
-            return _FAILED
+            return _ANY
         found = IN if self.inbox or self.ended else 0
         if self.connected and (self.shut or self.room() > 0):
             found |= OUT

@@ -46,15 +46,20 @@ class Epoll(Pollable):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._registered += 1
         self._items[number] = [eventmask, found, True, self._registered]
-        found.watchers[self] = None
-        self.poke(found)
+        self._watch(number, found, eventmask)
 
     def modify(self, fd: Any, eventmask: int) -> None:
         number, found = pollable(fd)
         if number not in self._items:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         self._items[number] = [eventmask, found, True, self._items[number][3]]
-        self.poke(found)
+        self._watch(number, found, eventmask)
+
+    def _watch(self, number: int, found: Pollable, mask: int) -> None:
+        found.watchers[self] = mask | ERR | HUP
+        self._likely[number] = None
+        if found.events() & (mask | ERR | HUP):
+            self.changed()
 
     def unregister(self, fd: Any) -> None:
         number = fd if isinstance(fd, int) else fd.fileno()
@@ -65,9 +70,10 @@ class Epoll(Pollable):
         item[1].watchers.pop(self, None)
 
     def poke(self, changed: Pollable) -> None:
-        if changed.number in self._items:
+        item = self._items.get(changed.number)
+        if item is not None and item[2]:
             self._likely[changed.number] = None
-        self.changed()
+            self.changed()
 
     def events(self) -> int:
         return IN if self._ready(1, peek=True) else 0
@@ -108,7 +114,7 @@ class Epoll(Pollable):
             if left_s is not None and left_s <= 0:
                 break
             task = running(active)
-            watchers[task] = None
+            watchers[task] = IN
             active.park(left_s)
             watchers.pop(task, None)
             found = self._ready(most)
