@@ -13,7 +13,7 @@ import select
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from tests.world.scheduler import Deadlock, Host, Scheduler, Task, world
 
