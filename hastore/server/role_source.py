@@ -273,6 +273,7 @@ class RegistryRoles:
         self._in_touch = False  # with ZooKeeper, as `read` has found it last
         self._epoch_then = 0  # the greatest that this node knew when it was in touch, or started
         self._meant_epoch: int | None = None
+        self._turn: str | None = None  # the id of the options that came with the last new role
 
     def first(self) -> Config:
         """Return the configuration with which the node starts."""
@@ -301,9 +302,10 @@ class RegistryRoles:
             self._file = changed
             self.registry.learn_config(changed)
         in_touch = self.registry.in_touch  # before the role: an old role is none of this moment
-        role = self.registry.wanted.role
+        role, once = self.registry.wanted
         if role is not self._role:
             self._meant_epoch = None if self._in_touch else self._epoch_then
+            self._turn = None if once is None else once.id
         self._in_touch = in_touch
         if in_touch:
             self._epoch_then = self._greatest_epoch()
@@ -315,8 +317,10 @@ class RegistryRoles:
     def take_flags(self, command: str, epoch: int) -> Flags | None:
         """Return the options for `command` that came with the role, if any, and never again.
 
-        They are valid for 60 s, in the epoch in which they were written. Raises OSError if it
-        cannot be made durable that they are used; they are then not used.
+        They are valid for 60 s, in the epoch in which they were written. Of later ones, which came
+        with a new role, the condition of a flip stays: the role is followed all the same, and the
+        clocks of this machine and of the operator's may only differ. Raises OSError if it cannot
+        be made durable that they are used; they are then not used.
         """
         once = self.registry.wanted.once
         if once is None or once.id == self._memory.data.once:
@@ -335,7 +339,10 @@ class RegistryRoles:
                 once.epoch,
                 epoch,
             )
-            return None
+            if once.epoch != epoch or once.id != self._turn or once.needed_node is None:
+                return None
+            log.warning("the answer of node %d is needed all the same", once.needed_node)
+            return Flags(needed_node=once.needed_node)
         return Flags(
             no_catch_up=once.no_catch_up,
             force_unclean=once.force_unclean,

@@ -27,6 +27,7 @@ from hastore.ha import promoter
 from hastore.ha.hello import peer
 from hastore.ha.hello.peer import SurveyReply
 from hastore.ha.node.node_state import NodeState
+from hastore.ha.promoter import Flags
 from hastore.protocol.hello import Purpose
 from hastore.record.codec import NO_HOST, build_record
 from hastore.registry.remembered import RegistryMemory
@@ -439,8 +440,8 @@ def orders_by(kind: str, nodes: Nodes, number: int, fs: Any = REAL) -> Order:
     source.registry._connected = source._in_touch = True
     node.roles._one_shot, node.roles._read_config = source, source.read
 
-    def by_zookeeper(role: Role, **flags: bool) -> None:
-        now, epoch = int(time.time() * 1000), node.state.last_epoch
+    def by_zookeeper(role: Role, ahead_ms: int = 0, **flags: Any) -> None:
+        now, epoch = int(time.time() * 1000) + ahead_ms, node.state.last_epoch
         once = Once(id="1", command="promote", epoch=epoch, wall_ms=now, **flags)
         source.registry.wanted = AssignedRole(role, once if flags else None)
         node.roles.wake()
@@ -585,6 +586,39 @@ def test_an_order_waits_until_its_options_are_taken_durably(
     assert two.roles._flags.no_catch_up
     assert dict(two.audit.counted())["promote", "asked"] == 1
     assert two.roles._one_shot.take_flags("promote", two.state.last_epoch) is None, "once"
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_flip_keeps_its_condition_though_the_clocks_differ(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """Without the answer of the master its puts that no slave has confirmed would be cut."""
+    one, two = pair.running[1], pair.running[2]
+    give = orders_by("ZooKeeper", pair, 2)
+    ask_all = peer.ask_all
+    with monkeypatch.context() as patched:
+        silent = frozenset({1})
+        patched.setattr(promoter, "ask_all", partial(ask_all, skip=silent))
+        give(Role.SYNC_MASTER, ahead_ms=hours * 3_600_000, needed_node=1, no_catch_up=True)
+        wait_for(lambda: "waiting for node 1, which may have" in str(two.roles.reason))
+        assert two.roles._flags == Flags(needed_node=1)
+        assert writable(one) and not writable(two)
+    wait_for(lambda: writable(two) and two.roles.reason is None)
+
+
+def test_late_options_without_a_new_role_promote_nothing(pair: Nodes) -> None:
+    """They may be those of a command of long ago."""
+    one = pair.running[1]
+    give = orders_by("ZooKeeper", pair, 1)
+    source, before, turns = one.roles._one_shot, dict(one.audit.counted()), []
+    assert isinstance(source, RegistryRoles)
+    one.roles._read_config = lambda: turns.append(1) or source.read()
+    give(Role.SYNC_MASTER, ahead_ms=-3_600_000, needed_node=2)
+    wait_for(lambda: source._memory.data.once == "1")
+    seen = len(turns)
+    one.roles.wake()
+    wait_for(lambda: len(turns) > seen + 1)
+    assert dict(one.audit.counted()) == before and writable(one)
 
 
 @OPTIONS
