@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from hastore.client.connections.bootstrap import Targets, host_and_port, look_up, numeric_targets
 from hastore.client.connections.proving import UNAUTHENTICATED, Exchange, Prover
 from hastore.client.connections.transport import (
+    CONNECT_MS,
     MAX_REPLY_BYTES,
     PING_MS,
     PONG_MS,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
 log = CarefulLog(logging.getLogger(__name__))
 
-CONNECT_MS = 5_000.0  # from SYN to READY
 RECEIVE_BYTES = 64 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024  # the largest read, while a frame is incomplete
 CLOSING_READS_MAX = 64

@@ -17,6 +17,7 @@ from hastore.protocol import api
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 RECONNECT_MS = 50.0  # the pause before a reconnect, doubled at each failure
 RECONNECT_MS_MAX = 1_000.0
+CONNECT_MS = 5_000.0  # from SYN to READY
 PING_MS = 2_000.0  # a PING is sent after so long without received bytes
 PONG_MS = 4_000.0  # a connection is dropped if a PING gets no answer for so long
 UNSENT_BYTES_MAX = 32 * 1024 * 1024  # bytes of one connection that the kernel has not taken

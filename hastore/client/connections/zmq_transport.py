@@ -21,6 +21,7 @@ import zmq
 
 from hastore.client.connections.proving import UNAUTHENTICATED, Exchange, Prover
 from hastore.client.connections.transport import (
+    CONNECT_MS,
     MAX_REPLY_BYTES,
     RECONNECT_MS,
     RECONNECT_MS_MAX,
@@ -304,6 +305,10 @@ class ZmqTransport:
         # No limit: libzmq 4.3.5 aborts the process if the peer goes away at that limit.
         dealer.setsockopt(zmq.RCVHWM, 0)
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
+        # Else an attempt that began while the network dropped everything lasts 127 s, in which the
+        # kernel's next try may be a minute after the network is back.
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_MS))
+        dealer.setsockopt(zmq.HANDSHAKE_IVL, int(CONNECT_MS))
         dealer.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_MS))
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_MS_MAX))
         dealer.setsockopt(zmq.HEARTBEAT_IVL, 2_000)

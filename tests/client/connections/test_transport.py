@@ -19,6 +19,7 @@ import pytest
 from hastore.client.connections import bootstrap, socket_transport
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import (
+    CONNECT_MS,
     PING_MS,
     PONG_MS,
     Arrival,
@@ -435,11 +436,53 @@ def test_an_attempt_without_an_answer_ends_and_another_follows(
     for _ in range(3):
         peer.accept(most=64)  # the greeting, no READY
         transport.wait(0.05)
-        clock.now += socket_transport.CONNECT_MS
+        clock.now += CONNECT_MS
         assert transport.collect() == []
         clock.now += 1_000.0
         assert transport.collect() == []
     meet(peer, transport)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an attempt of libzmq last 0.2 s instead of 5 s; by itself it lasts up to 127 s."""
+    zmq_transport = pytest.importorskip("hastore.client.connections.zmq_transport")
+    monkeypatch.setattr(zmq_transport, "CONNECT_MS", 200.0)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_libzmq_leaves_a_peer_that_takes_the_connection_and_says_nothing(
+    peer: Peer, make: MakeTransport
+) -> None:
+    _, transport = make(peer.address, "zmq+tcp")
+    peer.accept(most=64)  # the greeting, no READY
+    meet(peer, transport)
+
+
+def _calling(address: str) -> set[str]:
+    """Return the local ends of the connections to an address that nothing has answered yet."""
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    with open("/proc/thread-self/net/tcp") as table:
+        rows = [row.split() for row in table][1:]
+    return {own for _, own, far, state, *_ in rows if far.endswith(port) and state == "02"}
+
+
+@pytest.mark.usefixtures("hasty")
+def test_libzmq_calls_anew_while_the_network_drops_its_calls(make: MakeTransport) -> None:
+    """Else it goes on up to a minute after the network is back, when the kernel tries again."""
+    with contextlib.ExitStack() as ends:
+        full = ends.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        host = full.getsockname()
+        address = f"tcp://127.0.0.1:{host[1]}"
+        ends.enter_context(socket.create_connection(host))  # the kernel drops what comes next
+        own, transport = make(address, "zmq+tcp")
+        seen: set[str] = set()
+        end = time.monotonic() + 60.0
+        while len(seen) < 3:
+            assert time.monotonic() < end, seen
+            seen |= _calling(address)
+            assert transport.wait(0.02) == []
+        assert not transport.is_up(own)
 
 
 def test_replies_before_a_peers_failure_are_returned(peer: Peer, make: MakeTransport) -> None:
