@@ -26,6 +26,7 @@ RETRY_MS = 60_000.0  # files that were not valid may be so later, without a chan
 SHARED_MAX = 16  # contexts that are kept for clients; each has some 100 KiB
 _NEVER_MS = float("inf")
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not name
+CAS_MAX = 16  # of a file with more nobody looks for the one that has signed a certificate
 SOON_MS = 14 * 86_400_000  # a certificate that expires within this time is a problem in the status
 
 
@@ -47,6 +48,7 @@ class _Loaded:
     client: ssl.SSLContext  # the server's name is checked
     node_client: ssl.SSLContext  # the caller checks which node it is (the URI) instead
     own: PeerCertificate | None  # this node's certificate; of others only if it is watched
+    signed_until_s: float  # when the one of several CAs ends that has signed `own`
 
 
 class TlsContexts:
@@ -107,10 +109,12 @@ class TlsContexts:
     def ends_ms(self) -> dict[str, float]:
         """Return when each certificate ends (wall time): `node`, this end's own, and `ca`.
 
-        Of several certificates of the CA the one that ends last counts.
+        Of several certificates of the CA the one that ends last counts. With the one of them that
+        has signed it, the own one ends too.
         """
-        loaded = self._current()
-        found = {} if loaded.own is None else {"node": loaded.own.not_after_s * 1000.0}
+        loaded, found = self._current(), dict[str, float]()
+        if loaded.own is not None:
+            found["node"] = min(loaded.own.not_after_s, loaded.signed_until_s) * 1000.0
         ends = [str(one["notAfter"]) for one in loaded.client.get_ca_certs() if "notAfter" in one]
         if ends:
             found["ca"] = max(ssl.cert_time_to_seconds(end) for end in ends) * 1000.0
@@ -122,15 +126,19 @@ class TlsContexts:
         What a CA signs is valid no longer than the CA: a node's certificate that lasts as long as
         the CA cannot be renewed with it.
         """
-        ends_ms, own = self.ends_ms(), self._loaded.own
+        ends_ms, loaded = self.ends_ms(), self._loaded
+        own = loaded.own
         found = [] if self._problem is None else [self._problem]
         if self._node is None and not self._watched:
             return found
         now_ms, ca_ms = self._clock.wall_ms(), ends_ms.get("ca", _NEVER_MS)
         own_ms = ends_ms.get("node", _NEVER_MS)
         if own_ms < ca_ms and own_ms - now_ms <= SOON_MS:
+            when = _expires(own_ms - now_ms)
+            if own is not None and loaded.signed_until_s < own.not_after_s:
+                when += ", with the CA that has signed it"
             found.append(
-                f"{self.files.certificate} {_expires(own_ms - now_ms)}; renew it with "
+                f"{self.files.certificate} {when}; renew it with "
                 "`hastore keys cert ... --renew`; the node takes the new one without a restart"
             )
         if own is not None and now_ms < own.not_before_s * 1000.0:
@@ -189,7 +197,7 @@ class TlsContexts:
         node_client = self._context(server_side=False)
         node_client.check_hostname = False
         if files.certificate is None:
-            return _Loaded(None, None, client, node_client, None)
+            return _Loaded(None, None, client, node_client, None, _NEVER_MS)
         server = self._context(server_side=True)
         server.verify_mode = ssl.CERT_OPTIONAL
         strict_server = self._context(server_side=True)
@@ -198,7 +206,8 @@ class TlsContexts:
             own: PeerCertificate | None = self._check_own(self._node, strict_server, node_client)
         else:
             own = self._read_own(files.certificate) if self._watched else None
-        return _Loaded(server, strict_server, client, node_client, own)
+        until_s = _NEVER_MS if own is None else self._signed_until_s(client)
+        return _Loaded(server, strict_server, client, node_client, own, until_s)
 
     def _context(self, *, server_side: bool) -> ssl.SSLContext:
         files = self.files
@@ -216,8 +225,14 @@ class TlsContexts:
                 f"{files.ca}: is not a CA's certificate in PEM; name ca.pem of `hastore keys ca`"
             ) from error
         if files.certificate is not None:
-            self._load_own(context, files.certificate, files.key or files.certificate)
+            self._load_own(context, *self._own_files())
         return context
+
+    def _own_files(self) -> tuple[str, str]:
+        """Return the files of the own certificate and of its key."""
+        certificate = self.files.certificate
+        assert certificate is not None, "only called if there is one"
+        return certificate, self.files.key or certificate
 
     def _load_own(self, context: ssl.SSLContext, certificate: str, key: str) -> None:
         _check_public(certificate, "hastore keys cert")
@@ -248,6 +263,28 @@ class TlsContexts:
         shower.check_hostname = False
         shower.verify_mode = ssl.CERT_NONE
         return _connect(reader, shower)[0].peer
+
+    def _signed_until_s(self, client: ssl.SSLContext) -> float:
+        """Return when the CA ends that has signed the own certificate, if there are several.
+
+        While a CA is replaced, its file has the old one and the new one.
+        """
+        cas = client.get_ca_certs(binary_form=True)
+        if not 1 < len(cas) <= CAS_MAX:
+            return _NEVER_MS
+        shower, found = self._context(server_side=False), []
+        shower.check_hostname = False
+        shower.verify_mode = ssl.CERT_NONE
+        for ca in cas:
+            reader = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._load_own(reader, *self._own_files())
+            reader.load_verify_locations(cadata=ca)
+            reader.verify_mode = ssl.CERT_REQUIRED
+            reader.verify_flags |= ssl.VerifyFlags(ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME)
+            if _connect(reader, shower)[0].peer is not None:
+                (one,) = reader.get_ca_certs()
+                found.append(float(ssl.cert_time_to_seconds(str(one["notAfter"]))))
+        return max(found, default=_NEVER_MS)
 
     def _check_own(
         self, node: NodeName, server: ssl.SSLContext, client: ssl.SSLContext

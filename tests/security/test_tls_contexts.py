@@ -3,6 +3,7 @@
 import datetime
 import logging
 import os
+import pathlib
 
 import pytest
 
@@ -221,6 +222,35 @@ def test_a_ca_that_ends_is_not_a_certificate_to_renew(tmp_path, outlives):
     assert "renew" not in problem
     clock.wall += 10 * 86_400_000
     assert "ca.pem itself has expired" in contexts.problems()[0]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_certificate_ends_with_the_one_of_two_cas_that_has_signed_it(tmp_path, alike):
+    """While a CA is replaced, a certificate of other tools may be forgotten, and outlive the old
+    one: the status had no problem, and from its end on no link could be made.
+    """
+    clock, old = Time(), Pki(tmp_path / "old", days=20)
+    new = Pki(tmp_path / "new", name="test CA" if alike else "another CA")
+    files = old.node(days=365, beyond_the_ca=True)
+    both = tmp_path / "both.pem"
+    both.write_bytes(pathlib.Path(old.ca).read_bytes() + pathlib.Path(new.ca).read_bytes())
+    contexts = TlsContexts(TlsFiles(str(both), files.certificate, files.key), node=NODE_1,
+                           clock=clock)  # fmt: skip
+    assert contexts.problems() == []
+    clock.wall += 10 * 86_400_000
+    (problem,) = contexts.problems()
+    assert "node1.pem expires in 2" in problem and "with the CA that has signed it" in problem
+    assert contexts.ends_ms()["node"] - clock.wall < 11 * 86_400_000
+    clock.wall += 11 * 86_400_000
+    assert "node1.pem has expired, with the CA that has signed it" in contexts.problems()[0]
+    fresh = new.node(days=365)
+    for before, after in ((files.certificate, fresh.certificate), (files.key, fresh.key)):
+        os.replace(after, before)
+    clock.ms += 2_000
+    clock.wall -= 21 * 86_400_000
+    assert contexts.problems() == []
+    clock.wall += 21 * 86_400_000
+    assert contexts.problems() == []
 
 
 def test_a_server_needs_a_certificate(pki):
