@@ -45,6 +45,7 @@ from hastore.service import OnFailure
 
 log = logging.getLogger(__name__)
 
+TOLD_MS = 600_000.0  # for so long the status says that a command's options did not count
 MAX_STRANGERS = 8  # of nodes that are in ZooKeeper but not in `nodes`, so many are named
 
 
@@ -102,6 +103,7 @@ class NodeRegistry(SessionService):
         self._own_problem: str | None = None  # why the own object is not followed
         self._access_problem: str | None = None  # what ZooKeeper does not let this node do
         self._refused: str | None = None  # the same, of the read that is under way
+        self._unused: tuple[float, str] | None = None  # why options did not count, and since when
         self._placed = False  # the object has had this node's addresses since the start
         self._strangers: list[int] = []
         self._siblings: dict[int, NodeEntry] = {}
@@ -133,6 +135,21 @@ class NodeRegistry(SessionService):
         """Read everything again now."""
         self.changed.set()
 
+    def note_unused(self, command: str, age_ms: int | None) -> None:
+        """Note that a command's options do not count, as they are so old; None: they do.
+
+        Who gave the command sees only that it has no effect, and its machine's clock may be wrong.
+        """
+        if age_ms is None:
+            self._unused = None
+            return
+        when = f"{age_ms // 1000} s ago" if age_ms >= 0 else f"{-age_ms // 1000} s in the future"
+        self._unused = self._clock.monotonic_ms(), (
+            f"the registry: the options of `hastore {command}` do not count, because by this "
+            f"machine's clock it was given {when}: correct the clock here, or on the machine of "
+            "the command (`timedatectl`), and give it again"
+        )
+
     def _stays(self, role: str | None) -> str:
         """Say which role the node goes on in: a superseded one is no master any more."""
         wanted = self.wanted.role.value
@@ -152,6 +169,9 @@ class NodeRegistry(SessionService):
             found.append(f"the registry is not followed: {self._own_problem}; {self._stays(role)}")
         elif self._access_problem is not None:
             found.append(f"the registry: {self._access_problem}")
+        unused = self._unused
+        if unused is not None and self._clock.monotonic_ms() - unused[0] < TOLD_MS:
+            found.append(unused[1])
         if self._tls is not None:
             found += [f"the registry: {each}" for each in self._tls.problems()]
         if self._strangers and self._connected:

@@ -325,10 +325,12 @@ class RegistryRoles:
         once = self.registry.wanted.once
         if once is None or once.id == self._memory.data.once:
             return None
-        late = abs(self._clock.wall_ms() - once.wall_ms) > GOOD_FOR_MS
+        age_ms = self._clock.wall_ms() - once.wall_ms
+        late = abs(age_ms) > GOOD_FOR_MS
         if not late and once.epoch == epoch and once.command != command:
             return None
         self._memory.save(once=once.id)
+        self.registry.note_unused(once.command, None)
         self.registry.wake()  # it removes them from ZooKeeper
         if late or once.epoch != epoch:
             log.error(
@@ -339,7 +341,12 @@ class RegistryRoles:
                 once.epoch,
                 epoch,
             )
-            if once.epoch != epoch or once.id != self._turn or once.needed_node is None:
+            is_new = once.id == self._turn
+            if once.epoch != epoch:
+                return None
+            if not is_new or once.no_catch_up or once.force_unclean or once.accept_loss:
+                self.registry.note_unused(once.command, age_ms)
+            if not is_new or once.needed_node is None:
                 return None
             log.warning("the answer of node %d is needed all the same", once.needed_node)
             return Flags(needed_node=once.needed_node)

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -440,9 +441,9 @@ def orders_by(kind: str, nodes: Nodes, number: int, fs: Any = REAL) -> Order:
     source.registry._connected = source._in_touch = True
     node.roles._one_shot, node.roles._read_config = source, source.read
 
-    def by_zookeeper(role: Role, ahead_ms: int = 0, **flags: Any) -> None:
+    def by_zookeeper(role: Role, ahead_ms: int = 0, id: str = "1", **flags: Any) -> None:
         now, epoch = int(time.time() * 1000) + ahead_ms, node.state.last_epoch
-        once = Once(id="1", command="promote", epoch=epoch, wall_ms=now, **flags)
+        once = Once(id=id, command="promote", epoch=epoch, wall_ms=now, **flags)
         source.registry.wanted = AssignedRole(role, once if flags else None)
         node.roles.wake()
 
@@ -619,6 +620,23 @@ def test_late_options_without_a_new_role_promote_nothing(pair: Nodes) -> None:
     one.roles.wake()
     wait_for(lambda: len(turns) > seen + 1)
     assert dict(one.audit.counted()) == before and writable(one)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_options_that_do_not_count_are_a_problem_of_the_status(pair: Nodes, hours: int) -> None:
+    """Else who gives `--force-unclean` again and again sees only that it has no effect."""
+    two = pair.running[2]
+    give = orders_by("ZooKeeper", pair, 2)
+    source = two.roles._one_shot
+    assert isinstance(source, RegistryRoles) and source.registry.problems() == []
+    give(Role.SYNC_MASTER, ahead_ms=hours * 3_600_000, force_unclean=True)
+    wait_for(lambda: writable(two))
+    (problem,) = source.registry.problems()
+    when = "3[56].. s " + ("in the future" if hours > 0 else "ago")
+    assert re.search(f"the options of `hastore promote` do not count, .* {when}", problem)
+    give(Role.SLAVE)
+    give(Role.SYNC_MASTER, id="2", force_unclean=True)
+    wait_for(lambda: source.registry.problems() == [])
 
 
 @OPTIONS
