@@ -165,6 +165,18 @@ class ClusterView:
             return None
         return self.refusal_text
 
+    def take_refused(self) -> str | None:
+        """Return `refused`, and forget what the nodes have said: the next call asks them anew.
+
+        By then a certificate may be renewed, or an identity be there. Only their answer to a
+        question would end a refusal, and nobody who believes in it asks.
+        """
+        refused = self.refused
+        if refused is not None:
+            for address in self.refusals.keys() - self.strangers:
+                del self.refusals[address]
+        return refused
+
     @property
     def refusal_text(self) -> str:
         """What the nodes have said that do not accept this client; "" if there are none."""

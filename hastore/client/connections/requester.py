@@ -292,7 +292,7 @@ class Requester:
                     rid = self.next_rid()
                     if self.transport.send(address, make(rid)):
                         asked[address] = rid
-            if not replies and (refused := self.cluster.refused) is not None:
+            if not replies and (refused := self.cluster.take_refused()) is not None:
                 raise NotAuthenticatedError(refused)
             if not wait_for_starts and not replies and self._all_silent():
                 return replies
@@ -348,6 +348,13 @@ class Requester:
                 if reply is not None and asked.get(arrival.address) == reply.rid:
                     replies[arrival.address] = reply
 
+    def _look_anew(self) -> None:
+        """Try each address again that was silent for good: an earlier call has found that."""
+        for address in self.cluster.addresses:
+            silence = self.transport.silence(address)
+            if silence is not None and silence.kind.is_final:
+                self.transport.reopen(address)
+
     def _all_silent(self) -> bool:
         """Whether addresses are known, and each is silent for a reason that is likely to stay."""
         whys = [self.transport.silence(address) for address in self.cluster.addresses]
@@ -378,6 +385,8 @@ class Requester:
         nodes that are about to start have until `timeout_s`.
         """
         deadline = self.deadline(timeout_s)
+        if not wait_for_starts:
+            self._look_anew()
         while True:
             left = self.left_s(deadline)
             replies = yield from self.ask_all(

@@ -328,7 +328,7 @@ class Fetcher:
         forbidden, self._forbidden = self._forbidden, None
         if forbidden is not None:
             raise forbidden
-        refused = self._requester.cluster.refused if self.source is None else None
+        refused = self._requester.cluster.take_refused() if self.source is None else None
         if refused is not None:
             raise NotAuthenticatedError(refused)
 

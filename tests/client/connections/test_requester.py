@@ -5,6 +5,7 @@ import time
 import pytest
 
 from hastore.client.connections.requester import Requester
+from hastore.client.consumer.admin import Admin
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import OutcomeUnknown, Status, UnreachableError
 from hastore.protocol import api
@@ -109,3 +110,16 @@ def test_a_commit_that_may_have_been_stored_is_repeated_while_nodes_are_busy():
     assert outcome([TIMEOUT, BUSY], make=commit) is TIMEOUT
     with pytest.raises(UnreachableError):
         outcome([ENDED, BUSY], make=commit)
+
+
+def test_an_admin_finds_nodes_that_are_back(node):
+    """What one call has found is not what the next one finds."""
+    with Admin([node.address]) as admin:
+        admin.nodes()
+        node.server.stop()
+        for _ in range(3):
+            with pytest.raises(UnreachableError, match="no answer"):
+                admin.nodes()
+        node.restart()
+        [found] = admin.nodes()
+        assert found.address == node.address

@@ -10,6 +10,7 @@ import pathlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -172,6 +173,39 @@ def test_a_certificate_is_an_identity(secured: Secured) -> None:
             secured.revoke("orders")
             with pytest.raises(NotAuthenticatedError, match="certificate 'orders' is no identity"):
                 until(lambda: sends(producer) and False)
+
+
+def test_whom_all_nodes_have_refused_is_served_once_they_accept_him(secured: Secured) -> None:
+    """A certificate that has expired is renewed, an identity is given back: the client goes on."""
+    mine = by_certificate(secured, "orders", produce=ALL, consume=ALL, admin="true")
+    with secured.server(tls=True) as server, contextlib.ExitStack() as ends:
+        where = [server.endpoint]
+        with Producer(where, security=mine) as producer:
+            producer.send_sync("orders", b"x", queue=0)
+        reader = ends.enter_context(Consumer("orders", where, queues=[0], security=mine))
+        admin = ends.enter_context(Admin(where, security=mine))
+        calls: list[Callable[[], Any]] = [
+            lambda: reader.poll(timeout_s=0.2), reader.end_offsets, admin.topics, admin.nodes,
+        ]  # fmt: skip
+        until(calls[0])
+        before = secured.text.entries["orders"]
+        for call in calls:
+            secured.revoke("orders")
+            for _ in range(2):  # the second one finds it refused already
+                with pytest.raises(NotAuthenticatedError, match="is no identity"):
+                    until(lambda call=call: call() and False)
+            secured.text.entries["orders"] = before
+            secured.save()
+            reader.seek_to_earliest() if call is calls[0] else None
+            until(lambda call=call: _result_of(call))
+
+
+def _result_of(call: Callable[[], Any]) -> Any:
+    """Return what a call returns; None as long as the client is refused."""
+    try:
+        return call()
+    except NotAuthenticatedError:
+        return None
 
 
 def test_a_certificate_is_looked_up_once_for_a_connection(
