@@ -146,7 +146,10 @@ def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
 
     try:
         threading.Thread(target=run, name=f"lookup {host}", daemon=True).start()
-    except RuntimeError as failure:  # no more threads, or the interpreter ends
+    except RuntimeError as failure:
+        if not threading.main_thread().is_alive():  # Python 3.12 begins none any more at its exit
+            run()
+            return
         log.debug("client: %s: %s", host, failure)
         found([])
 

@@ -32,12 +32,13 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from sys import is_finalizing
 from typing import Any, Protocol, TypeVar
 
 from hastore.client.lifecycle import CarefulLog
 from hastore.client.messages import SendResult
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import UsageError
+from hastore.errors import ClientError, UsageError
 from hastore.protocol.api import PutDone, Status
 from hastore.service import Sleeper
 
@@ -359,6 +360,11 @@ class SendFuture(Future[Value]):
         return observers
 
     def _wait(self, timeout: float | None) -> None:
+        if is_finalizing():
+            raise ClientError(
+                "the interpreter ends, and its threads are stopped: no Future ends any more; close "
+                "the producer before, as in an atexit handler"
+            )
         if not self._get_observers().ended.wait_for(self.done, timeout):
             raise TimeoutError
 

@@ -20,6 +20,11 @@ the core (see `SendCore`). The restart drops the connection to the master; then 
 with the put. After an interrupt between `admit` and `wake`, the put is sent at the next wake-up. A
 handler that calls the producer may wait for ever for a lock that the interrupted call holds.
 
+At the exit of the interpreter there may be no thread: Python 3.12 begins none any more, as for a
+producer that is made in an atexit handler (`_threadless`), and after the atexit handlers every
+version stops all that there are, wherever they are; finalizers (`__del__`) still call. Then each
+call that admits something, or waits, drives the core until all has ended, and notifies the Futures.
+
 Other code may run inside a driving caller, too: a log handler, a finalizer. What it calls must not
 wait for the core, which waits for it; `refuse_own_thread` tells it so, by `_caller`.
 
@@ -36,7 +41,8 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from sys import is_finalizing
 from typing import Any
 
 from hastore.client.arguments import SendOptions
@@ -49,7 +55,7 @@ from hastore.client.producer.master_calls import MasterCall
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Window
 from hastore.client.security import SecurityLike
-from hastore.clock import Clock
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError
 from hastore.protocol import api
 
@@ -95,9 +101,12 @@ class IoDriver:
         self._calling = threading.Lock()  # held by a driving caller, for `refuse_own_thread`
         self._caller = 0  # the last driving caller's thread; set under `_driving`
         self._stopped = False
+        self._ended = False
         self._linger_s = LINGER_S
         self._detached = False
         self._forked = False
+        self._threadless = False  # no thread could be started: the interpreter ends
+        self._alone_in = 0  # the thread that drives the core, or calls a callback, without another
         self._callers_drive = False
         self._caller_is_driving = False
         self._caller_puts = 0  # shows the idle thread whether callers still come
@@ -118,13 +127,26 @@ class IoDriver:
         So a fork is noticed also after the producer was dropped.
         """
         self._lifecycle = lifecycle
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            if threading.main_thread().is_alive():
+                raise
+            self._threadless = True
+            self._lifecycle = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether the driver's thread is not there, or will never run again."""
+        return self._threadless or is_finalizing()
 
     def wake(self) -> None:
-        """Make the driver look for work; any thread calls this after a change."""
+        """Make the driver look for work; any thread calls this after something was admitted."""
         self._transport.wake()
         if self._callers_drive and not self._caller_is_driving:
             os.eventfd_write(self._idle_event, 1)
+        if self._threadless or is_finalizing():
+            self._drive_alone(self.core.is_idle)
 
     def drive_from_caller(self, future: SendFuture[Any]) -> None:
         """If no other put is under way, run the core until the future ends; else wake the driver.
@@ -133,7 +155,9 @@ class IoDriver:
         have ended, because only the thread notifies their waiters.
         """
         core = self.core
-        if self._driving.locked():
+        if self._threadless or is_finalizing():
+            self._drive_alone(future.done)
+        elif self._driving.locked():
             self.wake()
         else:
             # `with`: CPython runs no signal handler between taking the lock and the block.
@@ -208,7 +232,7 @@ class IoDriver:
         """
         core, window = self.core, self._window
         core.want_queues(topic)
-        self.wake()
+        self._wake_all()
         with contextlib.suppress(ClientError):
             refuse()
             self._wait_for(
@@ -220,14 +244,14 @@ class IoDriver:
         """Wait until all entries admitted so far are settled; False if the time is over first."""
         seq = self._window.next_seq
         self.core.flush_to = max(self.core.flush_to, seq)
-        self.wake()
+        self._wake_all()
         return self._wait_for(lambda: self._window.has_settled(seq), timeout_s)
 
     def close_window(self) -> None:
         """Admit nothing any more; threads that wait for room raise ClientError."""
         self._window.close()
         self.core.calls.stop_polls()
-        self.wake()
+        self._wake_all()
         self._progress.notify_all()
 
     def stop(self, linger_s: float = LINGER_S, limit_s: float = STOP_S) -> None:
@@ -240,6 +264,10 @@ class IoDriver:
         self._stopped = True
         self._wake_all()
         if self._thread is threading.current_thread():
+            return
+        if self.alone:
+            if not self._ended:
+                self._end(None)
             return
         left_s, before = STOP_S, None
         while self._thread.is_alive() and left_s > 0.0:
@@ -275,7 +303,44 @@ class IoDriver:
     def _wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
         if not is_true():
             self.refuse_own_thread()
+        if self.alone:
+            return self._drive_alone(is_true, timeout_s)
         return self._progress.wait_for(is_true, timeout_s)
+
+    def _drive_alone(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Run the core in the caller until `is_true()`, at most `timeout_s`; return its result.
+
+        In a callback that this calls itself it returns at once: the outer call goes on.
+        """
+        if self._alone_in == threading.get_ident():
+            return is_true()
+        limit_s = float("inf") if timeout_s is None else timeout_s
+        end_ms = SYSTEM_CLOCK.monotonic_ms() + limit_s * 1000.0
+        while not is_true() and not self._stopped:
+            with self._sole():
+                sleep_s = self._run_once()
+                self._notify()
+                left_s = (end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0
+                if is_true() or left_s <= 0.0:
+                    break
+                if left_s < float("inf"):
+                    sleep_s = left_s if sleep_s < 0.0 else min(sleep_s, left_s)
+                self._transport.sleep(sleep_s)
+        return is_true()
+
+    @contextlib.contextmanager
+    def _sole(self) -> Iterator[None]:
+        """Keep other callers from the core.
+
+        Threads that were stopped for good may have been anywhere: they keep `_driving`, and the
+        core begins anew after a call that they have not ended.
+        """
+        with contextlib.nullcontext() if is_finalizing() else self._driving:
+            self._alone_in = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._alone_in = 0
 
     def refuse_own_thread(self) -> None:
         """Raise ClientError in a Future's callback, and in what runs inside a driving caller.
@@ -288,7 +353,8 @@ class IoDriver:
                 "handler there: use `send`"
             )
         # In this order: while `_calling` is held, `_caller` is who holds it.
-        is_inside = self._calling.locked() and self._caller == threading.get_ident()
+        own = threading.get_ident()
+        is_inside = self._alone_in == own or (self._calling.locked() and self._caller == own)
         if is_inside and not self._forked:
             raise ClientError(
                 "a log handler, or what else runs inside a call of a producer, must not wait for "
@@ -362,8 +428,9 @@ class IoDriver:
         if failure is not None:
             self._stopped = True  # makes a driving caller release `_driving`
             self._wake_all()
+        self._ended = True
         try:
-            with self._driving:
+            with self._sole() if self.alone else self._driving:
                 if failure is None:
                     self.core.end("the producer was closed")
                 else:

@@ -255,8 +255,9 @@ class Producer(ProducerClient, Closable):
         weakref.finalize(self, self._driver.detach).atexit = False
         self._driver.start(self._lifecycle)
         self._checker: Checker | None = None
-        if self._transactions is not None and self._transactions.check is not None:
-            self._checker = Checker(self._driver, self._transactions)
+        options = self._transactions
+        if options is not None and options.check is not None and not self._driver.alone:
+            self._checker = Checker(self._driver, options)
             self._checker.start()
 
     def send(

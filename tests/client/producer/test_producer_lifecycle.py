@@ -310,6 +310,96 @@ def test_an_atexit_handler_may_close_clients(node: Node, scheme: str, registered
             process.kill()
 
 
+MADE_IN_ATEXIT = """
+import atexit, sys, threading
+from hastore import Consumer, Producer
+from hastore.errors import NotStoredError
+
+def no_thread(*arguments, **more):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+def shutdown():
+    for name in ("_start_new_thread", "_start_joinable_thread"):  # the latter from Python 3.13 on
+        if hasattr(threading, name):
+            setattr(threading, name, no_thread)
+    nodes, ended = [sys.argv[1].replace("127.0.0.1", "localhost")], []
+    with Producer(nodes, linger_ms=5) as producer:
+        producer.send_sync("t", b"1", queue=0)
+        producer.send("t", b"2", queue=0).add_done_callback(ended.append)
+        producer.send_batch("t", [b"3", b"4"], queue=0).result(60)
+        waits = producer.send("t", b"5", queue=0)
+        waits.add_done_callback(lambda _: ended.append(producer.send("t", b"6", queue=0)))
+        assert producer.flush(60)
+    assert [future.exception(0) for future in ended] == [None, None]
+    with Producer(["tcp://127.0.0.1:9"], delivery_timeout_s=0.1) as producer:
+        late = producer.send("t", b"7", queue=0)
+        assert isinstance(late.exception(0), NotStoredError)  # the time of `send` is bounded
+    with Consumer("t", nodes) as consumer:
+        print(consumer.poll(timeout_s=60)[0].body, flush=True)
+
+atexit.register(shutdown)
+"""
+
+
+def test_an_atexit_handler_may_make_clients(node: Node) -> None:
+    """Python 3.12 begins no thread any more once its exit has begun; here no version does."""
+    said, errors = run(MADE_IN_ATEXIT, node.address)
+    assert (said, errors) == ("b'1'\n", "")
+    assert bodies(node) == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+USED_IN_A_FINALIZER = """
+import sys
+from hastore import Producer
+from hastore.errors import ClientError, HastoreError
+
+class Owner:
+    def __init__(self, do):
+        self.do = do
+        self.producer = Producer([sys.argv[1]], delivery_timeout_s=600)
+        self.sent = self.producer.send("t", b"first", queue=0)
+
+    def __del__(self):
+        self.do(self)
+
+def told(owner):
+    try:
+        owner.sent.result()
+    except ClientError as failure:
+        assert "its threads are stopped" in str(failure), failure
+
+def do(owner):
+    told(owner)
+    assert owner.producer.flush()
+    owner.producer.send_sync("t", b"sync", queue=0)
+    owner.producer.send("t", b"result", queue=0).result()
+    owner.producer.send_batch("t", [b"batch"], queue=0).result()
+    owner.sent.result()
+    owner.producer.close()
+    print("closed", flush=True)
+
+def close(owner):
+    owner.producer.close()
+    print(owner.sent.result().queue_offset, flush=True)
+
+def give_up(owner):
+    owner.producer.close(0)
+    assert isinstance(owner.sent.exception(), HastoreError)  # NotStoredError if it was not sent
+    print("gave up", flush=True)
+
+owner = Owner(globals()[sys.argv[2]])
+"""
+
+
+def test_a_finalizer_at_exit_may_use_a_producer(node: Node) -> None:
+    """After the atexit handlers no thread runs any more: the finalizer must not wait for one."""
+    assert run(USED_IN_A_FINALIZER, node.address, "do")[0] == "closed\n"
+    assert bodies(node) == [b"first", b"sync", b"result", b"batch"]
+    assert run(USED_IN_A_FINALIZER, node.address, "close")[0] == "4\n"
+    node.backend.transfer.hold = True
+    assert run(USED_IN_A_FINALIZER, node.address, "give_up")[0] == "gave up\n"
+
+
 FORK = """
 import warnings
 warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of Python 3.12 and later
