@@ -5,8 +5,9 @@
 
 A client that is dropped is closed with a ResourceWarning that names it. The finalizer that does
 this may run in any thread and in the middle of any code, so it takes no lock and waits for nothing.
-A client that is still open when the interpreter exits gets the same warning, but is not closed: an
-atexit handler of the application may still use and close it. A client cannot be used in a forked
+A client that is still open when the interpreter exits, or a process of `multiprocessing` ends, gets
+the same warning, but is not closed: an atexit handler of the application may still use and close
+it. A client cannot be used in a forked
 child, because its thread and connections belong to the parent. The child closes its copies of the
 descriptors, and each use of the client in the child raises ClientError.
 """
@@ -47,6 +48,7 @@ class Lifecycle:
         self._waits: list[threading.Lock] = []  # each is held while a `close` waits
         self._lost: Callable[[], str] | None = None  # set while `close` is waited for
         _alive.add(self)
+        _tell_at_end_of_child()
 
     def watch(
         self, owner: object, end: Callable[[], None], lost: Callable[[], str] = lambda: ""
@@ -177,7 +179,9 @@ class AsyncClosable:
         raise NotImplementedError
 
 
+_LAST = -1_000_000  # after the application's own finalizers, which may close their clients
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+_told_in = 0  # the process that warns at its end
 
 
 def _dropped(lifecycle: Lifecycle, end: Callable[[], None]) -> None:
@@ -193,6 +197,17 @@ def _dropped(lifecycle: Lifecycle, end: Callable[[], None]) -> None:
 def _at_exit() -> None:
     for lifecycle in list(_alive):
         lifecycle.warn()
+
+
+def _tell_at_end_of_child() -> None:
+    """Warn at the end of a child of `multiprocessing`, which mostly calls no atexit handlers."""
+    global _told_in
+    process, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
+    if process is None or util is None or _told_in == os.getpid():
+        return
+    _told_in = os.getpid()
+    if process.parent_process() is not None:
+        util.Finalize(None, _at_exit, exitpriority=_LAST)
 
 
 def _after_fork() -> None:

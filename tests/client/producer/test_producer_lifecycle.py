@@ -256,6 +256,39 @@ def test_at_exit_it_says_what_was_not_acknowledged(node: Node) -> None:
     assert "nobody has asked: 2; the last failure: SERVICE_NOT_AVAILABLE" in said
 
 
+CHILD = """
+import multiprocessing, sys
+from hastore import Producer
+
+def work(address, closes):
+    global producer
+    producer = Producer([address], delivery_timeout_s=600)
+    producer.send("orders", b"1", queue=0)
+    if closes:
+        multiprocessing.util.Finalize(None, producer.close, (0,), exitpriority=0)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[2])
+    child = context.Process(target=work, args=(sys.argv[1], sys.argv[3] == "closes"))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("kind", ["fork", "forkserver", "spawn"])
+def test_a_child_of_multiprocessing_says_what_was_not_acknowledged(
+    tmp_path: pathlib.Path, kind: str
+) -> None:
+    """Only a spawned one calls atexit handlers."""
+    (tmp_path / "child.py").write_text(CHILD)
+    path = str(tmp_path / "child.py")
+    run_it = f"import runpy; runpy.run_path({path!r}, run_name='__main__')"
+    _, said = run(run_it, NOBODY, kind, "leaves")
+    assert said.count("was not closed: messages not acknowledged: 1 to 'orders'") == 1
+    assert "was not closed" not in run(run_it, NOBODY, kind, "closes")[1]
+
+
 CLOSED_IN_ATEXIT = """
 import atexit, os, sys, threading, time
 
