@@ -86,22 +86,41 @@ def request(
     if before["leader"] != config.node:
         raise HastoreError(_not_leading(config, before))
     refuse_hanging(config, before)
+    made = _write(config, before, command, node, by, patience_s)
+    return _wait(config, made, patience_s)
+
+
+def _write(
+    config: Config, before: Status, command: str, node: int, by: int | None, patience_s: float
+) -> str:
+    """Write a request for the node whose status is `before`; return its id.
+
+    A request of another administrator that the node has not taken yet is waited for.
+    """
     root = config.store.root
     path = request_path(root)
     is_here = REAL.is_dir(os.path.dirname(path))  # otherwise write_request says so
-    # The lock is against another such command.
-    with folder_locked(path) if is_here else contextlib.nullcontext():
-        made = write_request(
-            REAL,
-            root,
-            command,
-            node,
-            term=before["term"],
-            members=tuple(before["members"]),
-            wall_ms=SYSTEM_CLOCK.wall_ms(),
-            by=by,
-        )
-    return _wait(config, made, patience_s)
+    deadline = time.monotonic() + patience_s
+    while True:
+        # The lock is against another such command.
+        with folder_locked(path) if is_here else contextlib.nullcontext():
+            if not REAL.exists(path):
+                return write_request(
+                    REAL,
+                    root,
+                    command,
+                    node,
+                    term=before["term"],
+                    members=tuple(before["members"]),
+                    wall_ms=SYSTEM_CLOCK.wall_ms(),
+                    by=by,
+                )
+        if time.monotonic() > deadline:
+            raise HastoreError(
+                f"{node_name(config)} has not taken another administrator's request within "
+                f"{patience_s:g} s, so nothing was asked for; see `hastore status` and try again"
+            )
+        time.sleep(_POLL_S)
 
 
 class Ask(NamedTuple):
@@ -138,7 +157,11 @@ def _wait(config: Config, request_id: str, patience_s: float) -> Status:
     deadline = time.monotonic() + patience_s
     while True:
         status = ask_node(config)
-        taken = (status or {}).get("request") or {}
+        known = status or {}
+        taken = known.get("request") or {}
+        for ended in known.get("requests", ()):  # of a version before there is the last one only
+            if ended["id"] == request_id:
+                taken = ended
         if status is not None and taken.get("id") == request_id and taken.get("outcome"):
             if taken["outcome"] != DONE:
                 text = f"{taken['outcome']}: {taken['reason']}"

@@ -1,12 +1,13 @@
 """`hastore dledger add --wait` waits for the link, and `remove` warns of few members."""
 
+import pathlib
 import types
 
 import pytest
 
 from hastore.cli import dledger, remote_nodes
 from hastore.config.file import load_config
-from hastore.dledger.driver.requests import _not_addable
+from hastore.dledger.driver.requests import _not_addable, request_path
 from hastore.errors import HastoreError
 from hastore.protocol.dledger import MemberSet
 from tests.process.harness import ROOT
@@ -83,6 +84,34 @@ def test_a_removal_says_that_few_are_left(monkeypatch, capsys, members, text):
         ["-c", "node1.yaml", "--node", "4", "--json"], standalone_mode=False
     )
     assert capsys.readouterr().err.startswith(text)
+
+
+def test_of_two_operators_each_gets_his_own_outcome(clock, monkeypatch, tmp_path):
+    """The node takes one request each 200 ms; the second must not replace the first's file."""
+    path = tmp_path / "n1.yaml"
+    text = (ROOT / "conf" / "dledger-n0.yaml").read_text()
+    path.write_text(text.replace("root: data/dledger1", f"root: {tmp_path}"))
+    config = load_config(str(path))
+    assert config.store.root == str(tmp_path)
+    (tmp_path / "hastore").mkdir()
+    file = pathlib.Path(request_path(config.store.root))
+    first = dledger._write(config, MEMBER, "remove", 2, None, 10.0)
+    with pytest.raises(HastoreError, match="has not taken another administrator's request"):
+        dledger._write(config, MEMBER, "remove", 3, None, 10.0)
+    assert first in file.read_text() and 10.0 < clock.now < 11.0
+
+    def take_it(seconds):
+        file.unlink()
+
+    monkeypatch.setattr(dledger.time, "sleep", take_it)
+    second = dledger._write(config, MEMBER, "remove", 3, None, 10.0)
+    assert second in file.read_text()
+    ended = [{"id": first, "outcome": "DONE"}, {"id": second, "outcome": "REFUSED", "reason": "no"}]
+    status = {**MEMBER, "request": ended[-1], "requests": ended}
+    monkeypatch.setattr(dledger, "ask_node", lambda _config: status)
+    assert dledger._wait(config, first, 10.0) is status
+    with pytest.raises(HastoreError, match="REFUSED: no"):
+        dledger._wait(config, second, 10.0)
 
 
 def test_a_leader_whose_disk_hangs_is_not_waited_for(clock, monkeypatch):

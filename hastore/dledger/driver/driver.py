@@ -129,6 +129,7 @@ log = logging.getLogger(__name__)
 
 LOOK_MS = 200.0  # how often the thread looks for requests, a broken store, and room on the disk
 SLOW_SYNC_MS = 500.0  # while a sync takes longer, no request is taken
+ENDED_KEPT = 8  # of the requests of administrators
 TIMED_EVERY = 8  # of so many puts one is timed until each peer has it
 TRANSFER_WAIT_S = 1.5  # how long a leader that stops waits for its successor
 
@@ -262,6 +263,7 @@ class DLedgerDriver(Service):
                 takes_part=self.left is None,
                 links=links,
                 request=self._requests.outcome,
+                ended=self._requests.ended,
             )
 
     def problems(self) -> list[str]:
@@ -831,6 +833,8 @@ class RequestRunner:
 
     def __init__(self, file: RequestFile, control: DLedgerDriver, links: PeerLinks) -> None:
         self.outcome: RequestOutcome | None = None  # of the last request
+        # Who has asked looks at the status now and then: by then others may have asked, too.
+        self.ended: tuple[RequestOutcome, ...] = ()  # the last few, the newest last
         self._file = file
         self._control = control
         self._links = links
@@ -884,6 +888,7 @@ class RequestRunner:
     def _set(self, request: AdminRequest, outcome: str | None, reason: str) -> None:
         self.outcome = RequestOutcome(request.id, request.command, request.node, outcome, reason)
         if outcome is not None:
+            self.ended = (*self.ended[1 - ENDED_KEPT :], self.outcome)
             level = logging.INFO if outcome == DONE else logging.WARNING
             why = f": {reason}" if reason else ""
             log.log(level, "the request to %s: %s%s", request.text, outcome, why)

@@ -1,8 +1,10 @@
 """What a node of mode dledger shows of itself: status, followers, refusals, problems."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import structs
 
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import MemberList, Role, listed
@@ -133,6 +135,7 @@ def status_fields(
     takes_part: bool,
     links: list[PeerStatus],
     request: RequestOutcome | None,
+    ended: Sequence[RequestOutcome] = (),
 ) -> dict[str, Any]:
     """Return the fields of `hastore status` that this mode adds."""
     fields: dict[str, Any] = {
@@ -165,12 +168,8 @@ def status_fields(
             fields.update(role=core.role.value, leader=core.leader)
     fields["followers"] = [asdict(one) for one in followers_of(core)] if takes_part else []
     fields["links"] = [asdict(one) for one in links]
-    fields["request"] = None
-    if request is not None:
-        fields["request"] = {
-            "id": request.id, "command": request.command, "node": request.node,
-            "outcome": request.outcome, "reason": request.reason,
-        }  # fmt: skip
+    fields["request"] = None if request is None else structs.asdict(request)
+    fields["requests"] = [structs.asdict(one) for one in ended]
     return fields
 
 

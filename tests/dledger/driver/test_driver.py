@@ -1048,6 +1048,10 @@ def test_an_administrator_transfers_and_changes_the_members(group):
     wait_for(lambda: third.number not in leader.driver.core.members)
     assert ask_by_file(other, "add", third.number) == ("DONE", "")
     wait_for(lambda: other.driver.core.members == (1, 2, 3), "it keeps up")
+    status = other.driver.status()  # who asked first may look after the second has ended, too
+    known = [(one["command"], one["outcome"]) for one in status["requests"]]
+    assert known == [("transfer", "REFUSED"), ("remove", "DONE"), ("add", "DONE")]
+    assert status["requests"][-1] == status["request"]
     group.put(b"x")
     equal_logs(group)
 
