@@ -50,6 +50,7 @@ class _Cutter:
     def cut(self, run: Callable[[Made], object], made: Made) -> bool:
         before = sys.gettrace()
         gc.disable()  # so that no unrelated finalizer is interrupted
+        sys._getframe().f_trace_opcodes = True  # before: Python 3.12 looks at it in `settrace`
         sys.settrace(self._trace)
         try:
             run(made)

@@ -320,6 +320,7 @@ class Waits:
     def ready_line(self) -> str:
         caller = sys._getframe(2)  # was called before it was traced
         caller.f_trace, caller.f_trace_opcodes = self._trace, True
+        sys.settrace(self._trace)  # Python 3.12 learns only here that opcodes are traced
         self._in_pass = True
         return "ready"
 
