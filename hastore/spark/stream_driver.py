@@ -231,7 +231,9 @@ class StreamDriver:
             )
             return QueuePlace(there.start)
         if there is None and verdict.standing is Standing.AGREED and start.before is not None:
-            self._lose(f"{key} is gone")
+            ended = self._head.ended([key]).get(key)
+            if ended is None or ended > start.next:  # else all was read that a deletion has ended
+                self._lose(f"{key} is gone")
         return start
 
     def _late_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, QueuePlace]:

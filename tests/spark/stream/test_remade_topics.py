@@ -103,6 +103,39 @@ def test_a_topic_that_is_made_again_while_a_stream_runs_is_read_from_its_begin(b
     assert follow(driver, end)[1] == {T0: (1, 2)}
 
 
+@pytest.mark.parametrize("by", BY_ALL)
+def test_a_topic_that_is_deleted_after_it_was_read_ends_no_stream(begin, by):
+    node, run = begin
+    node.put({}, queue=0)
+    node.put({}, queue=1)
+    driver = run(by)
+    end, read = follow(driver, driver.initial_offset())
+    assert read == {T0: (1, 2), T1: (2, 3)}
+    delete(node.store, TOPIC)
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    node.show()
+    for one in (driver, run(by)):  # the query that runs, and one that is started again
+        assert follow(one, end) == (end, {})
+    node.put({}, queue=1)
+    assert follow(driver, end)[1] == {T1: (3, 4)}
+    assert follow(run(by), end)[1] == {T1: (3, 4)}
+
+
+def test_a_topic_that_is_deleted_unread_is_a_loss_over_a_path(begin):
+    node, run = begin
+    node.put({}, queue=0)
+    driver = run("subscribe")
+    if driver._options.source.path is None:
+        return  # nodes say so when the topic is made again
+    end, _ = follow(driver, driver.initial_offset())
+    node.put({}, queue=0)
+    delete(node.store, TOPIC)
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    node.show()
+    with pytest.raises(PositionLostError, match="TopicA-0 is gone"):
+        follow(driver, end)
+
+
 def fill(store, files):
     while store.max_offset < files * FILE_SIZE:
         put(store, *(message(n, size=1_000, topic="others") for n in range(60)))
