@@ -525,6 +525,7 @@ class FakeBackend:
             nodes=self.nodes,
             reason=self.writable_reason(),
             default_queues=self.store.default_queues,
+            min_offset=self.store.min_offset,
             queues=self.store.topic_table.other_queues,
         )
 

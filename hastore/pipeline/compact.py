@@ -54,6 +54,7 @@ from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import open_backend, open_head, select
+from hastore.spark.read.servers import ServerHead
 from hastore.spark.sink.options import check_destination
 from hastore.spark.worker import interrupted_later
 
@@ -520,10 +521,12 @@ def _queues_of(destination: Destination) -> dict[int, OffsetRange] | None:
     """Return the queues of a topic; None if the client has no right to know."""
     topic = destination.topic
     head = open_head(Where(servers=destination.servers, topics=(topic,)).parsed())
+    # What only another replica has kept counts as gone: RocketMQ's consumers do not look there.
+    listed = head.listed if isinstance(head, ServerHead) else head.available
     try:
         found = {
             key.partition: span
-            for key, span in head.available({topic}).items()
+            for key, span in listed({topic}).items()
             if key.topic == topic
         }
         if not found:

@@ -6,8 +6,10 @@ sockets, so that no forked worker inherits one; the searches by time of a planni
 a replica stalls, or its reply is damaged, the records are read from another one.
 
 A stream's connections stay open between its looks at the ends. The master is asked, or, while there
-is none, the replica with the greatest readable offset. During a failover or a restart a call waits
-for a node, as long as the option `retryTimeout` says (options/source_options.py).
+is none, the replica with the greatest readable offset. Queues begin where the replica begins that
+has kept the most, because each node removes its oldest files by itself. During a failover or a
+restart a call waits for a node, as long as the option `retryTimeout` says
+(options/source_options.py).
 """
 
 import logging
@@ -27,6 +29,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
     ClientError,
     CorruptRecordError,
+    NotAuthenticatedError,
     PositionLostError,
     UnreachableError,
     UsageError,
@@ -67,6 +70,7 @@ TIME_S = 5.0  # a node ends a search by time after 3 s
 TIME_TRIES = 6  # of a search by time that a node cuts short
 TIME_PAUSE_S = 1.0  # after the first of them; longer after each
 _BY_NAME_MAX = 8  # of more topics, all are asked for at once
+_NO_ANSWER = (UnreachableError, NotAuthenticatedError)
 _SIZE = header_struct("size")
 
 
@@ -369,6 +373,9 @@ class ServerHead:
         self._ended: dict[TopicPartition, int] = {}  # as of the last `available`
         self._lister: str | None = None  # who has listed the queues
         self._listed: dict[str, dict[int, tuple[int, int]]] = {}  # their ranges, by topic
+        self._oldest: str | None = None  # the replica whose log begins first; None: no other's does
+        self._looked: tuple[str | None, int] | None = None  # the node and its start at that look
+        self._older: dict[TopicPartition, int] = {}  # see `_kept_elsewhere`; of `available`
 
     def close(self) -> None:
         """Close the connections."""
@@ -408,17 +415,31 @@ class ServerHead:
             self._open().transport.sleep(_POLL_S)
 
     def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
-        """Return the queues, of these topics or of all, as the node lists them."""
+        """Return the queues, of these topics or of all, as the node lists them.
+
+        They begin where the replica begins that has kept the most: tasks read from any.
+        """
         info = expect(api.Map, self._ask(api.AskMap)[0]).map
         if not info.writable and self._may_survey():
             self._choose(SEARCH_S)
             info = expect(api.Map, self._ask(api.AskMap)[0]).map
+        found = self._listing(info, topics)
+        self._older = self._kept_elsewhere(info, topics, found)
+        return {
+            key: OffsetRange(self._older.get(key, span.start), span.end)
+            for key, span in found.items()
+        }
+
+    def listed(self, topics: Collection[str]) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues of topics as the node has them, whatever other replicas have kept."""
+        return self._listing(expect(api.Map, self._ask(api.AskMap)[0]).map, topics)
+
+    def _listing(
+        self, info: api.MapInfo, topics: Collection[str] | None
+    ) -> dict[TopicPartition, OffsetRange]:
         self._token = (self._node or "", info.epoch)
         self._listed = {}
-        if topics is None or len(topics) > _BY_NAME_MAX:
-            asked = [self._topics(None)]
-        else:
-            asked = [self._topics(topic) for topic in topics]
+        asked = [self._topics(name) for name in _names_of(topics)]
         self._ended = {
             TopicPartition(topic, queue_id): end
             for part in asked
@@ -432,6 +453,58 @@ class ServerHead:
             if topics is None or topic in topics
             for queue_id, bounds in queues.items()
         }
+
+    def _kept_elsewhere(
+        self,
+        info: api.MapInfo,
+        topics: Collection[str] | None,
+        own: Mapping[TopicPartition, OffsetRange],
+    ) -> dict[TopicPartition, int]:
+        """Return where queues begin at the replica whose log begins first, if that is earlier.
+
+        Each node removes its oldest files by itself. `info` and `own` are of the node that answers.
+        What a deletion has hidden is left out: the replica may not have heard of that yet.
+        """
+        oldest = self._find_oldest(info)
+        if oldest is None:
+            return {}
+        result = {}
+        try:
+            for name in _names_of(topics):
+                there = self._ask_at(oldest, partial(api.AskTopics, topic=name), ANSWER_S)
+                if not isinstance(there, api.Topics):
+                    continue
+                for topic, queues in there.topics.items():
+                    for queue_id, (start, end) in queues.items():
+                        key = TopicPartition(topic, queue_id)
+                        start = max(start, self._ended.get(key, 0))
+                        if key in own and start < own[key].start <= end:
+                            result[key] = start
+        except _NO_ANSWER:
+            self._looked = None  # it is gone: look for another one the next time
+        return result
+
+    def _find_oldest(self, info: api.MapInfo) -> str | None:
+        """Return the replica whose log begins first, if it begins before that of `info`.
+
+        Looks again only when the node has removed more. Only replicas of the node's epoch count:
+        no task reads from others.
+        """
+        looked = (self._node, info.min_offset)
+        if info.min_offset and looked != self._looked:
+            requester = self._open()
+            try:
+                answered = requester.run_steps(requester.survey(ANSWER_S))
+            except _NO_ANSWER:  # nor does the node any more: the next question waits for one
+                return None
+            maps = requester.cluster.maps
+            older = [
+                (maps[address].min_offset, address)
+                for address in answered
+                if maps[address].epoch == info.epoch and maps[address].min_offset < info.min_offset
+            ]
+            self._oldest, self._looked = min(older)[1] if older else None, looked
+        return self._oldest if info.min_offset else None
 
     def ended(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return at which offset the last deletion of its topic ended each of these queues.
@@ -454,8 +527,8 @@ class ServerHead:
         for number in range(TIME_TRIES):
             if number:
                 self._open().transport.sleep(TIME_PAUSE_S * number)
-            end = self._listed_end(partition)
-            if end is None:
+            there = self._listed_range(partition)
+            if there is None:
                 return None
             reply, _ = self._ask(lambda rid: api.FindTime(rid, *partition, timestamp_ms), TIME_S)
             if self._lister != self._node:
@@ -463,20 +536,46 @@ class ServerHead:
             if isinstance(reply, api.Failed) and reply.status == _NO_SUCH_QUEUE:
                 return None  # the node lists it, but it never had a message
             found = expect(api.TimeFound, reply)
-            if not found.cut_short:
-                return found.queue_offset if found.queue_offset < end else None
+            if found.cut_short:
+                continue
+            first: int | None = found.queue_offset
+            if 0 < found.queue_offset <= there.start:
+                first = self._first_elsewhere(partition, timestamp_ms, there)
+            if first is not None:
+                return first if first < there.end else None
         raise ClientError(
             f"a node's search for the first message of {partition} stored at {timestamp_ms} or "
             f"later was cut short {TIME_TRIES} times, because its disk is slow or its clock was "
             "set back often, or nodes failed meanwhile: try again, or limit the read by offsets"
         )
 
-    def _listed_end(self, key: TopicPartition) -> int | None:
-        """Return where a queue ends in the list of the node that answers; None if it has none."""
+    def _first_elsewhere(
+        self, key: TopicPartition, timestamp_ms: int, own: OffsetRange
+    ) -> int | None:
+        """Return the first message stored then or later that another replica has kept, or `own`.
+
+        None if that replica has not ended its search.
+        """
+        info = expect(api.Map, self._ask(api.AskMap)[0]).map
+        low = self._kept_elsewhere(info, {key.topic}, {key: own}).get(key)
+        if low is None or self._oldest is None:
+            return own.start
+        make = partial(api.FindTime, topic=key.topic, queue_id=key.partition)
+        try:
+            reply = self._ask_at(self._oldest, partial(make, timestamp_ms=timestamp_ms), TIME_S)
+        except _NO_ANSWER:
+            self._looked = None
+            return None
+        if not isinstance(reply, api.TimeFound) or reply.cut_short:
+            return None
+        return max(low, min(reply.queue_offset, own.start))
+
+    def _listed_range(self, key: TopicPartition) -> OffsetRange | None:
+        """Return a queue's range in the list of the node that answers; None if it has none."""
         if self._lister != self._node or key.topic not in self._listed:
             self._topics(key.topic if len(self._listed) < _BY_NAME_MAX else None)
         bounds = self._listed.setdefault(key.topic, {}).get(key.partition)
-        return None if bounds is None else bounds[1]
+        return None if bounds is None else OffsetRange(*bounds)
 
     def limit_offset(self) -> int | None:
         """Return None: each node enforces its own readable offset."""
@@ -523,7 +622,8 @@ class ServerHead:
         """Return the place after the message at `end - 1`; None if that is not readable yet."""
         reply = self._pull(key, api.Position(end - 1))
         if reply.status is api.PullStatus.OFFSET_TOO_SMALL:
-            return QueuePlace(max(end, reply.min_queue_offset))
+            is_kept = end > self._older.get(key, end)  # by another replica
+            return QueuePlace(end if is_kept else max(end, reply.min_queue_offset))
         if reply.status is not api.PullStatus.FOUND or reply.last_offset is None:
             return None
         stored = Stored(reply.after.epoch, reply.last_offset)
@@ -686,6 +786,13 @@ class ServerHead:
         requester = self._open()
         return requester.run_steps(requester.ask(self._node, make, answer_s))
 
+    def _ask_at(
+        self, address: str, make: Callable[[int], api.Request], answer_s: float
+    ) -> api.Reply:
+        """Ask a certain node, once. Raises UnreachableError."""
+        requester = self._open()
+        return requester.run_steps(requester.ask(address, make, answer_s))[0]
+
     def _leave(self) -> None:
         """Look for a node anew before the next question."""
         if self._node is not None:
@@ -712,3 +819,8 @@ class ServerHead:
                 self._bootstrap, SYSTEM_CLOCK, self._security, of_group=of_group
             )
         return self._requester
+
+
+def _names_of(topics: Collection[str] | None) -> Collection[str | None]:
+    """Return what to ask for: each topic by its name, or, if they are too many, all at once."""
+    return [None] if topics is None or len(topics) > _BY_NAME_MAX else list(topics)
