@@ -10,7 +10,7 @@ import pytest
 from hastore.cli.common import counted, run_code
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
-from hastore.errors import StoreFullError, UnreachableError, UsageError
+from hastore.errors import PositionLostError, StoreFullError, UnreachableError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.store.rebuild.layout import find_sizes
 from tests.spark.stores import numbered, write_store
@@ -65,7 +65,10 @@ def test_a_progress_line_has_a_count_only_if_the_step_counts(monkeypatch, capsys
 
 
 WRONG = (
-    ("stats --path {store} --since yesterday", "'startingTimestamp': Expected milliseconds"),
+    ("stats --path {store} --since yesterday", "error: --since: Expected milliseconds"),
+    ("stats --path {store} --since 2 --until 1", "error: --since (2) is beyond --until (1)"),
+    ("stats --servers x:y:z", "error: --servers: expected tcp://HOST:PORT"),
+    ("export --path {store} --topic , --target {none}", "error: name a topic: --topic is ','"),
     ("stats --path {store} --topic none", "there is no topic 'none'"),
     ("stats --path {store} --sample 5", "--sample needs --servers"),
     ("stats --path {store} --lag-only", "--lag-only needs --servers"),
@@ -145,6 +148,37 @@ def test_what_is_wrong_is_said_before_spark_starts(
         told(captured, code)
     else:
         assert captured.out == ""
+
+
+LOST = "read again, or set failOnDataLoss to false to read the messages that are available"
+SILENT = (
+    "no node answered within 30 s, which the option retryTimeout changes; check "
+    "'hastore.bootstrap.servers', or raise the option retryTimeout"
+)
+OF_COMMANDS = (
+    ("export --target t", LOST, "or give --allow-data-loss to read the messages that"),
+    ("stats", LOST, "error: read again, or run it again"),
+    ("stats", SILENT, "error: no node answered within 30 s; check --servers"),
+)
+
+
+@pytest.mark.parametrize(("arguments", "text", "said"), OF_COMMANDS)
+def test_an_error_of_the_source_names_the_options_of_the_command(
+    arguments, text, said, monkeypatch, capsys
+):
+    pytest.importorskip("pyspark")
+    from hastore.pipeline.where import Where
+
+    lost = PositionLostError(text, 3, topic="t")
+
+    def fail(*_):
+        raise lost
+
+    monkeypatch.setattr(Where, "check", fail)
+    words = [*arguments.split(), "--servers", "127.0.0.1:9"]
+    assert run_code(pipeline_group, "hastore pipeline", words) == 1
+    assert said in capsys.readouterr().err
+    assert (lost.queue_id, lost.topic) == (3, "t")
 
 
 RIGHT = (
