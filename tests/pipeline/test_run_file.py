@@ -261,6 +261,14 @@ def test_all_mistakes_of_a_file_are_found_before_its_first_job(folder, run, text
     assert str(folder[0] / "jobs.yaml") in said["error"] and len(err.splitlines()) == 1
 
 
+def test_one_look_names_the_mistakes_of_all_jobs(folder, run):
+    text = "{spork: 1, jobs: [{job: exprot}, {job: stats}, {job: audit, a: x}], spark: [1]}"
+    (folder[0] / "jobs.yaml").write_text(text)
+    code, said, _ = run()
+    places = ("there is no 'spork'", "job 1: job is 'exprot'", "(audit-3): b is missing", "spark:")
+    assert code == 2 and all(place in said["error"] for place in places)
+
+
 def test_what_is_taken_over_by_an_alias_may_be_given_anew(folder):
     text = """
 jobs:

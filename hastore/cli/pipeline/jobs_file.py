@@ -8,8 +8,9 @@
 The keys of a job are the long options of its command, without the dashes, and its arguments.
 """
 
+import contextlib
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,10 @@ class JobsFile:
 
 
 def read_jobs(path: str, text: str, commands: Mapping[str, click.Command]) -> JobsFile:
-    """Return what the text of a file says; `path` names it in errors. Raises UsageError.
+    """Return what the text of a file says; `path` names it in errors.
 
     Each job's arguments are parsed as its command parses them, so that all mistakes of the file
-    are found before the first job begins.
+    are found before the first job begins. Raises UsageError, which names the first of each job.
     """
     import yaml
 
@@ -56,14 +57,33 @@ def read_jobs(path: str, text: str, commands: Mapping[str, click.Command]) -> Jo
         raise UsageError(f"{path} is no YAML; correct it: {broken}") from broken
     if not isinstance(tree, dict) or not isinstance(tree.get("jobs"), list) or not tree["jobs"]:
         raise UsageError(f"{path} has no list `jobs`; see hastore pipeline run --help")
-    _check_keys(path, tree, ("jobs", "spark"))
     jobs: list[PlannedJob] = []
+    session = SessionOptions(None, None, ())
+    wrong: list[str] = []
+    with _noted(wrong):
+        _check_keys(path, tree, ("jobs", "spark"))
     for number, entry in enumerate(tree["jobs"], 1):
-        planned = _planned(f"{path}: job {number}", number, entry, commands)
-        if any(planned.name == one.name for one in jobs):
-            raise UsageError(f"{path}: two jobs have the name {planned.name!r}; give each its own")
-        jobs.append(planned)
-    return JobsFile(tuple(jobs), _session(f"{path}: spark", tree.get("spark")))
+        with _noted(wrong):
+            planned = _planned(f"{path}: job {number}", number, entry, commands)
+            if any(planned.name == one.name for one in jobs):
+                raise UsageError(
+                    f"{path}: two jobs have the name {planned.name!r}; give each its own"
+                )
+            jobs.append(planned)
+    with _noted(wrong):
+        session = _session(f"{path}: spark", tree.get("spark"))
+    if wrong:
+        raise UsageError(". ".join(wrong))
+    return JobsFile(tuple(jobs), session)
+
+
+@contextlib.contextmanager
+def _noted(wrong: list[str]) -> Iterator[None]:
+    """Note what is wrong, and go on, so that one look names all."""
+    try:
+        yield
+    except UsageError as error:
+        wrong.append(str(error))
 
 
 def _tree(path: str, text: str) -> Any:
