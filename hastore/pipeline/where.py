@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hastore.client.security import named_file
 from hastore.errors import UsageError
 from hastore.spark.options.source_options import BOOTSTRAP, SECURITY, SourceOptions, parse_options
-from hastore.spark.read.planning import open_backend, select
+from hastore.spark.read.planning import open_backend, select, without_internal
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,15 @@ class Where:
     """Where a job reads: exactly one of a store's directory and the addresses of running nodes.
 
     It reads the given topics, or those whose whole name matches the pattern, or, without both, all
-    topics but hastore's own.
+    topics but hastore's own; with `exclude_internal` not those in which messages wait or are
+    repeated (see `is_internal`).
     """
 
     path: str | None = None
     servers: str | None = None
     topics: tuple[str, ...] = ()
     pattern: str | None = None
+    exclude_internal: bool = False
 
     def options(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the options of the source "hastore", for spark.read. Raises UsageError."""
@@ -29,6 +31,8 @@ class Where:
             raise UsageError("give either --path (a store's directory) or --servers (nodes)")
         if self.topics and self.pattern is not None:
             raise UsageError("give either --topic or --pattern")
+        if self.topics and self.exclude_internal:
+            raise UsageError("--exclude-internal is for --pattern and for all topics; leave it out")
         given = dict(more or {})
         if self.path is not None:
             # The options of Spark's source take a URI.
@@ -39,7 +43,10 @@ class Where:
         if self.topics:
             given["subscribe"] = ",".join(self.topics)
         else:
-            given["subscribePattern"] = ".*" if self.pattern is None else self.pattern
+            pattern = ".*" if self.pattern is None else self.pattern
+            given["subscribePattern"] = (
+                without_internal(pattern) if self.exclude_internal and pattern.strip() else pattern
+            )
         return given
 
     def parsed(self, more: Mapping[str, str] | None = None) -> SourceOptions:

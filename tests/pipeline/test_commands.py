@@ -68,6 +68,8 @@ WRONG = (
     ("stats --path {store} --since yesterday", "error: --since: Expected milliseconds"),
     ("stats --path {store} --since 2 --until 1", "error: --since (2) is beyond --until (1)"),
     ("stats --servers x:y:z", "error: --servers: expected tcp://HOST:PORT"),
+    ("stats --path {store} --topic t --exclude-internal", "--exclude-internal is for --pattern"),
+    ("stats --path {store} --pattern a)(b --exclude-internal", "--pattern is not a regular expr"),
     ("export --path {store} --topic , --target {none}", "error: name a topic: --topic is ','"),
     ("stats --path {store} --topic none", "there is no topic 'none'"),
     ("stats --path {store} --sample 5", "--sample needs --servers"),

@@ -9,6 +9,7 @@ import pytest
 from hastore.cli.common import run_code
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
+from hastore.cli.pipeline.export import _show
 from hastore.errors import UnreachableError, UsageError
 from hastore.pipeline import export as export_job
 from hastore.pipeline import lag, running
@@ -63,6 +64,28 @@ def test_an_export_with_nothing_new(store, run, tmp_path, monkeypatch, form, mor
     )
     assert (found["messages"], found["commits"]) == (0, 0)
     assert sorted(target.rglob("part-*")) == before
+
+
+INTERNAL = ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "%RETRY%g")
+
+
+def test_what_waits_or_was_rolled_back_can_be_left_out_of_an_export(tmp_path, monkeypatch, capsys):
+    names = ("t", "%DLQ%g", *INTERNAL)
+    write_store(tmp_path / "store", [one for name in names for one in numbered(2, topic=name)])
+    found = {}
+    given = ((None, False), (None, True), ("(?i)T|.*R.*", True))
+    for number, (pattern, exclude) in enumerate(given):
+        where = Where(str(tmp_path / "store"), None, (), pattern, exclude)
+        with monkeypatch.context() as patch:
+            run_here(patch)
+            found[number] = export(SPARK, where, str(tmp_path / f"out{number}"))
+        _show(found[number])
+    said = capsys.readouterr().out
+    assert [set(one.messages_by_topic) for one in found.values()] == [
+        {*names}, {"t", "%DLQ%g"}, {"t"}
+    ]  # fmt: skip
+    assert said.count("--exclude-internal") == 1
+    assert f"are in {', '.join(sorted(INTERNAL))}: give" in said
 
 
 def test_an_export_of_a_store_without_messages(run, tmp_path):

@@ -125,10 +125,16 @@ with_pattern: Decorator = click.option(
     "--pattern", metavar="REGEX", help="Take the topics whose whole name matches."
 )
 
+with_internal: Decorator = click.option(
+    "--exclude-internal",
+    is_flag=True,
+    help="Leave out topics in which delayed and half messages wait, or that repeat messages.",
+)
+
 
 def with_where(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --path, --servers, --topic and --pattern."""
-    for add in (with_pattern, with_topics, with_servers, with_path):
+    """Add --path, --servers, --topic, --pattern and --exclude-internal."""
+    for add in (with_internal, with_pattern, with_topics, with_servers, with_path):
         function = add(function)
     return function
 

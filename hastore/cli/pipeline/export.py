@@ -110,6 +110,7 @@ def export_command(
     servers: str | None,
     topics: tuple[str, ...],
     pattern: str | None,
+    exclude_internal: bool,
     target: str | None,
     headers: bool | None,
     metadata: bool | None,
@@ -138,7 +139,7 @@ def export_command(
     from hastore.pipeline.export import ExportOptions, check_export, export_with
     from hastore.pipeline.where import Where
 
-    where = Where(path, servers, topics, pattern)
+    where = Where(path, servers, topics, pattern, exclude_internal)
     options = ExportOptions(
         headers,
         metadata,
@@ -165,6 +166,8 @@ def export_command(
 
 
 def _show(summary: "ExportSummary") -> None:
+    from hastore.spark.read.planning import is_internal
+
     rate = summary.messages / summary.seconds if summary.seconds else 0.0
     print_text(
         f"{summary.messages:,} messages exported to {summary.target} in {summary.seconds:.1f} s, "
@@ -174,6 +177,12 @@ def _show(summary: "ExportSummary") -> None:
         print_text("as in the first run: " + ", ".join(summary.taken_over))
     for topic, count in summary.messages_by_topic.items():
         print_text(f"  {topic}: {count:,}")
+    internal = [topic for topic in summary.messages_by_topic if is_internal(topic)]
+    if internal:
+        print_text(
+            f"messages that wait, were rolled back or are repeated are in {', '.join(internal)}: "
+            "give --exclude-internal to leave such topics out"
+        )
     if summary.corrupt_bodies:
         print_text(f"{summary.corrupt_bodies:,} bodies do not fit the schema: see column _corrupt")
     if summary.merged_files:

@@ -52,6 +52,7 @@ def stats_command(
     servers: str | None,
     topics: tuple[str, ...],
     pattern: str | None,
+    exclude_internal: bool,
     since: str | None,
     until: str | None,
     parquet: str | None,
@@ -72,7 +73,7 @@ def stats_command(
     from hastore.pipeline.stats import StatsOptions, check_stats, stats_with
     from hastore.pipeline.where import Where
 
-    where = Where(path, servers, topics, pattern)
+    where = Where(path, servers, topics, pattern, exclude_internal)
     options = StatsOptions(since, until, parquet, plots, sample_s or 0.0, last_minutes, lag_only)
     return run_job(
         "stats",

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pyspark.sql.datasource import InputPartition
 
 from hastore.errors import CorruptRecordError, UnreachableError, UsageError
-from hastore.record.topic_records import OWN_PREFIX
+from hastore.record.delays import RETRY_PREFIX
+from hastore.record.topic_records import OWN_PREFIX, RESERVED
 from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
@@ -207,6 +208,32 @@ def matching(
         for key, span in available.items()
         if pattern.fullmatch(key.topic) and not key.topic.startswith(OWN_PREFIX)
     }
+
+
+def is_internal(topic: str) -> bool:
+    """Return whether its messages are not what consumers of topics read, or are so once more.
+
+    They wait there until they are due or their transaction is committed, which it may never be, or
+    are repeated for the group that has sent them back.
+    """
+    return topic in RESERVED or topic.startswith(RETRY_PREFIX)
+
+
+def without_internal(pattern: str) -> str:
+    """Return a pattern that matches as another one does, but no internal topic.
+
+    One that is no regular expression is returned as it is, for the error of whoever compiles it.
+    """
+    try:
+        re.compile(pattern)
+    except re.error:
+        return pattern
+    flags = re.match(r"(?:\(\?[aiLmsux]+\))*", pattern)
+    assert flags is not None
+    names = "|".join(re.escape(name) for name in sorted(RESERVED))
+    # In a group of its own, where the pattern's flags do not change it.
+    inner = rf"(?-i:(?!(?:{names})\Z|{re.escape(RETRY_PREFIX)}))"
+    return f"{flags[0]}{inner}(?:{pattern[flags.end() :]})"
 
 
 def _no_topic(topic: str, topics: Iterable[str], where: str) -> str:
