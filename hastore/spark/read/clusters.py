@@ -184,8 +184,12 @@ class _OfGroups:
         return None
 
     def ended(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return at which offset the last deletion of its topic ended each of these queues."""
-        groups = self._known.split(dict.fromkeys(keys))
+        """Return at which offset the last deletion of its topic ended each of these queues.
+
+        A group that has left the cluster does not say.
+        """
+        numbers = self._known.parts().keys()
+        groups = self._known.split(dict.fromkeys(key for key in keys if number_in(key) in numbers))
         return _joined((number, part.ended(own)) for number, part, own in groups)
 
     def check_unlisted(self, topic: str) -> None:
