@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0  # after this time without an answer another node is asked
 SURVEY_S = 1.0  # between two searches for a master
+SEARCH_AGAIN_S = 10.0  # of one that answers: one that is cut off does not know of its successor
 SEARCH_S = 10.0  # the most that one search takes
 WARN_S = 30.0  # a call that waits so long says so in the log
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it has stopped
@@ -420,8 +421,11 @@ class ServerHead:
         They begin where the replica begins that has kept the most: tasks read from any.
         """
         info = expect(api.Map, self._ask(api.AskMap)[0]).map
-        if not info.writable and self._may_survey():
-            self._choose(SEARCH_S)
+        if self._may_survey(SEARCH_AGAIN_S if info.writable else SURVEY_S):
+            try:
+                self._choose(SEARCH_S)
+            except UnreachableError:  # the question waits for a node, as long as the options say
+                self._leave()
             info = expect(api.Map, self._ask(api.AskMap)[0]).map
         found = self._listing(info, topics)
         self._older = self._kept_elsewhere(info, topics, found)
@@ -799,8 +803,8 @@ class ServerHead:
             self._open().cluster.maps.pop(self._node, None)
         self._node = None
 
-    def _may_survey(self) -> bool:
-        return SYSTEM_CLOCK.monotonic_ms() - self._surveyed_ms > SURVEY_S * 1_000.0
+    def _may_survey(self, pause_s: float) -> bool:
+        return SYSTEM_CLOCK.monotonic_ms() - self._surveyed_ms > pause_s * 1_000.0
 
     def _choose(self, timeout_s: float) -> None:
         """Find the master, or else the replica with the greatest readable offset."""

@@ -423,6 +423,44 @@ def test_a_master_that_dies_is_replaced_by_a_slave_and_that_by_the_next_master(m
         head.close()
 
 
+def test_a_master_that_is_cut_off_from_its_group_is_left_for_its_successor(monkeypatch):
+    """It answers, and does not know: a stream that asked it alone found nothing new for ever."""
+    monkeypatch.setattr(servers, "SEARCH_AGAIN_S", 3_600.0)
+    old, new = FakeBackend(1), FakeBackend(2, writable=False)
+    new.master = 1
+    for node in (old, new):
+        fill(node.store, 20)
+    with serving(old, new) as bootstrap, contextlib.closing(ServerHead(bootstrap)) as head:
+        assert head.available()[T0] == (0, 10)
+        new.writable, new.master = True, 2
+        new.entries = [(65_537, 0), (131_074, len(new.store.log))]
+        fill(new.store, 4)
+        assert head.available()[T0] == (0, 10)
+        assert head.token() == (bootstrap[0], 65_537)
+        monkeypatch.setattr(servers, "SEARCH_AGAIN_S", 0.0)
+        assert head.available()[T0] == (0, 12)
+        assert head.token() == (bootstrap[1], 131_074)
+
+
+def test_nodes_that_go_while_a_master_is_searched_for_are_waited_for(monkeypatch):
+    monkeypatch.setattr(servers, "SEARCH_AGAIN_S", 0.0)
+    node = FakeBackend()
+    fill(node.store, 20)
+    with serving(node) as bootstrap, contextlib.closing(ServerHead(bootstrap)) as head:
+        head.available()
+        choose, searches = head._choose, []
+
+        def fail_once(timeout_s):
+            searches.append(timeout_s)
+            if len(searches) == 1:
+                raise UnreachableError("all nodes are down, as in a restart")
+            choose(timeout_s)
+
+        head._choose = fail_once
+        assert head.available()[T0] == (0, 10)
+        assert len(searches) == 2
+
+
 def test_a_stream_searches_by_time_at_the_node_that_it_follows(requesters, monkeypatch):
     monkeypatch.setattr(servers, "TIME_PAUSE_S", 0.01)
     master, slave = FakeBackend(1), FakeBackend(2, writable=False)
