@@ -61,7 +61,8 @@ class DeltaBatches:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write a batch; return at once if the table has it already.
 
-        Raises UsageError for other columns than the table's, StoreFullError, StoreError, and
+        Raises UsageError for other columns than the table's, and for a batch before the last one
+        that the table has of the query, StoreFullError, StoreError, and
         HastoreError if the commit failed. Then let Spark repeat the batch, by a restart.
         """
         from deltalake.exceptions import DeltaError
@@ -81,7 +82,9 @@ class DeltaBatches:
             table = log.table()
             if table is not None:
                 done = table.transaction_version(query)
-                if done is not None and done >= batch_id:
+                if done is not None and done > batch_id:
+                    raise _set_back(root, query, batch_id, done)
+                if done == batch_id:
                     return
                 self._check_table(table, schema)
             files = self._write(frame, schema, root)
@@ -145,6 +148,19 @@ class DeltaBatches:
             )
             for row in rows
         ]
+
+
+def _set_back(root: str, query: str, batch_id: int, done: int) -> UsageError:
+    """Return the error of a batch whose number the table has had, though Spark repeats the last.
+
+    It may have other rows than the batch of that number: what came since would be left out.
+    """
+    return UsageError(
+        f"batch {batch_id} of the query {query} is not written: the Delta table {root} has its "
+        f"batch {done}, and Spark repeats only the last one. So the query's checkpoint was set "
+        "back, or copied for a second query, and messages that came since would be left out. "
+        "Start the query with a new checkpoint, and the startingOffsets to go on from"
+    )
 
 
 @dataclass(frozen=True)

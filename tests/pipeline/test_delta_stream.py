@@ -100,7 +100,6 @@ def test_a_batch_of_a_query_is_written_once(tmp_path, monkeypatch):
             batches(Frame("q"), 1)
         assert (rows_of(target) if count else 0) == count
     batches(Frame("q"), 1)
-    batches(Frame("q"), 0)
     assert rows_of(target) == 5
     batches(Frame("q"), 2)
     batches(Frame("other"), 0)
@@ -115,6 +114,22 @@ def test_a_batch_of_a_query_is_written_once(tmp_path, monkeypatch):
     with pytest.raises(HastoreError, match="batch 3 .*Concurrent transaction.*Start the query"):
         batches(Frame("q"), 3)
     assert rows_of(target) == 20
+
+
+def test_a_checkpoint_that_was_set_back_is_refused(tmp_path):
+    """Its batches have the numbers of other ones: with these, new messages would be left out."""
+    target = str(tmp_path / "table")
+    batches = DeltaBatches(target)
+    for number in (0, 1, 2):
+        batches(Frame("q"), number)
+    for frame in (Frame("q"), Frame("q", BATCH.slice(0, 0))):
+        with pytest.raises(UsageError, match="batch 1 of the query q .* has its batch 2.*set back"):
+            batches(frame, 1)
+    assert rows_of(target) == 15
+    batches(Frame("q"), 2)
+    batches(Frame("other"), 1)
+    batches(Frame("q"), 3)
+    assert rows_of(target) == 25
 
 
 def test_batches_go_to_a_bucket(monkeypatch):
