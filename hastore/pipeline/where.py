@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hastore.client.security import named_file
 from hastore.errors import UsageError
 from hastore.spark.options.source_options import BOOTSTRAP, SECURITY, SourceOptions, parse_options
+from hastore.spark.read.planning import is_internal as is_internal
 from hastore.spark.read.planning import open_backend, select, without_internal
 
 

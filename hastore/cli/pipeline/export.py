@@ -166,7 +166,7 @@ def export_command(
 
 
 def _show(summary: "ExportSummary") -> None:
-    from hastore.spark.read.planning import is_internal
+    from hastore.pipeline.where import is_internal
 
     rate = summary.messages / summary.seconds if summary.seconds else 0.0
     print_text(
