@@ -1,6 +1,9 @@
 """The two clocks of a node: monotonic time for deadlines, wall time for timestamps.
 
 Most code takes its clock as an argument, so that a simulation can pass its own.
+
+The monotonic clock is Linux's CLOCK_BOOTTIME, which goes on while the machine is suspended: what
+was granted for a time, such as the lock of a queue, must have ended when the machine wakes up.
 """
 
 import time
@@ -19,6 +22,9 @@ class Clock(Protocol):
         ...
 
 
+_MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # other systems lack it
+
+
 class SystemClock:
     """The machine's clocks."""
 
@@ -27,8 +33,8 @@ class SystemClock:
         return "SYSTEM_CLOCK"
 
     def monotonic_ms(self) -> float:
-        """Return the monotonic clock in milliseconds."""
-        return time.monotonic() * 1000.0
+        """Return the monotonic clock in milliseconds; it counts the time of a suspend."""
+        return time.clock_gettime(_MONOTONIC) * 1000.0
 
     def wall_ms(self) -> int:
         """Return the wall clock in whole milliseconds since 1970 (UTC)."""
