@@ -110,6 +110,7 @@ def _replaced() -> dict[int, Any]:
         (time, _like(
             time, sleep=threads.sleep, monotonic=threads.monotonic, time=threads.wall,
             time_ns=threads.wall_ns, monotonic_ns=threads.monotonic_ns,
+            clock_gettime=threads.clock_gettime,
             perf_counter=threads.elapsed, perf_counter_ns=threads.elapsed_ns,
             thread_time=threads.elapsed, process_time=threads.elapsed,
         )),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty
@@ -330,6 +331,12 @@ def monotonic() -> float:
 
 def monotonic_ns() -> int:
     return int(monotonic() * 1e9)
+
+
+def clock_gettime(which: int) -> float:
+    """The monotonic clock: no host is suspended, but by a pause of its processes."""
+    assert which in (time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC), which
+    return monotonic()
 
 
 def wall() -> float:

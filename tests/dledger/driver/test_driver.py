@@ -718,6 +718,7 @@ class UnwritableFileSystem(FullFileSystem):
 def test_a_node_that_cannot_save_the_members_says_so_until_it_can(group, monkeypatch):
     leader = group.committed_leader()
     group.put(b"x")
+    followed(leader)  # a node makes no new link while it cannot save whose it is
     follower = next(node for node in group.running if node is not leader)
     monkeypatch.setattr(follower.state, "_fs", UnwritableFileSystem(REAL))
     wanted = MemberSet((1, 2, 3), (4,))
