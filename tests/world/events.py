@@ -211,7 +211,10 @@ def _exchange(walk: Walk, event: Event) -> None:
 
 
 def _rot_log(walk: Walk, event: Event) -> None:
-    walk.machine(event.node).rot(event.part, log=True)
+    one = walk.machine(event.node)
+    others = [machine for machine in walk.machines if machine is not one]
+    if not one.rot(event.part, log=True, others=others):
+        walk.history.excuse()  # nobody else had it yet, so nobody can mend it
 
 
 def _rot_any(walk: Walk, event: Event) -> None:

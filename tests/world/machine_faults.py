@@ -123,10 +123,11 @@ class FaultyMachine(Machine):
     def _folders(self) -> list[str]:
         return sorted({os.path.dirname(path) for path in self.disk.files(ROOT)})
 
-    def rot(self, part: float, *, log: bool) -> None:
+    def rot(self, part: float, *, log: bool, others: Sequence[FaultyMachine] = ()) -> bool:
         """Change a bit somewhere in a file that has content; in a log, in the body of a message.
 
-        RocketMQ's records have a CRC of their body only: nobody can tell a changed header.
+        RocketMQ's records have a CRC of their body only: nobody can tell a changed header. Returns
+        whether one of the `others` has the same bytes there, or nothing was changed.
         """
         files = [
             path for path in self.disk.files(ROOT)
@@ -138,8 +139,20 @@ class FaultyMachine(Machine):
             if log:
                 place = self.disk.read_bytes(path).find(b"....", place)
                 if place < 0:
-                    return
+                    return True
+            around = self.disk.read_bytes(path)[max(0, place - 64) : place + 4]
             self.disk.rot(path, place, 1 << int(part * 1e6) % 8)
+            return any(one.has_in_log(os.path.basename(path), place, around) for one in others)
+        return True
+
+    def has_in_log(self, name: str, place: int, around: bytes) -> bool:
+        """Whether a file of the log has these bytes before `place` and four bytes from there on."""
+        at = max(0, place - 64)
+        return any(
+            self.disk.read_bytes(path)[at : at + len(around)] == around
+            for path in self.disk.files(ROOT)
+            if os.path.basename(path) == name and self._in_log(path)
+        )
 
     @staticmethod
     def _in_log(path: str) -> bool:
