@@ -188,6 +188,7 @@ class Machine(Host):
     def _main(self) -> None:
         make = Node if self.config.mode is Mode.CLASSIC else DLedgerNode
         try:
+            self.orders.read_s = self.world.now
             node = make(self.config, self._read_config, fs=self.disk)
             if isinstance(node, Node):
                 node.roles._on_change = self.orders.watch(node.roles._on_change)

@@ -3,7 +3,8 @@ order.
 
 A node's promotion is in order if an operator gave a command for it, and none of the commands to be
 a slave that came after that one's end has reached the node; and so for the other way. A command
-that failed may not have reached it, and neither one whose znode was lost before the node saw it.
+that failed may not have reached it, and neither one whose znode was lost before the node saw it. A
+node that starts begins with the file that it has read; it looks for another one before it acts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hastore.config.model import Role
 from tests.world.scheduler import Scheduler
 
 FIRST_START = "the first start"  # of RoleService
+WHILE_DOWN = "the role was changed while the node was down"
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Orders:
     # When the node has followed a command last: to be a master (True), or a slave.
     followed_s: dict[bool, float] = field(default_factory=dict)
     lost_s: float = -1.0  # when ZooKeeper lost data last
+    read_s: float = -1.0  # when the node read its file at its last start
 
     def begin(self, role: Role) -> Order:
         """Note that a command begins."""
@@ -54,15 +57,18 @@ class Orders:
                 if (action, outcome) == (one, how) and reason != FIRST_START:
                     to_master = one == "promote"
                     self.followed_s[to_master] = self.world.now
-                    assert self._is_in_order(to_master), f"nobody asked for this: {one}, {reason}"
+                    known_s = self.read_s if reason == WHILE_DOWN else self.world.now
+                    in_order = self._is_in_order(to_master, known_s)
+                    assert in_order, f"nobody asked for this: {one}, {reason}"
             on_change(action, outcome, reason)
 
         return look
 
-    def _is_in_order(self, to_master: bool) -> bool:
+    def _is_in_order(self, to_master: bool, known_s: float) -> bool:
         later = [
             one.begun_s for one in self.given
-            if one.role.is_master is not to_master and self._has_arrived(one)
+            if one.role.is_master is not to_master and one.begun_s <= known_s
+            and self._has_arrived(one)
         ]  # fmt: skip
         return any(
             one.role.is_master is to_master and not any(begun > one.ended_s for begun in later)

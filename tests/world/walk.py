@@ -265,7 +265,7 @@ class Walk:
         self._wait(lambda: all(client.finished for client in self.clients), 40.0)
         self._check_positions()
         if self.fired["rot in the log"]:
-            self._wait(self._mended)
+            self._wait(self._mended, 90.0)  # the scrubber begins a minute after the last start
         self._check()
         self.done = True
 
