@@ -35,6 +35,7 @@ from hastore.record.codec import Record, decode_record
 from hastore.record.delays import real_place
 from hastore.record.properties import find_property
 from hastore.record.transactions import (
+    NAME_MAX,
     Ended,
     Half,
     build_ended,
@@ -228,7 +229,7 @@ class Transactions:
         made = decisions.find(half, replayed)
         if made is not None:
             if not isinstance(request, OwnEnd):
-                self._has_ended(request, wish, made)
+                self._has_ended(request, wish, half, made)
             elif decisions.is_under_way(half):
                 self._later(request, wish)  # its answer is about what is confirmed
             else:
@@ -268,18 +269,25 @@ class Transactions:
         store = self._parts.backend.store
         ended = store.transactions.ended(wish.offset)
         if ended is not None and not isinstance(request, OwnEnd):
-            self._has_ended(request, wish, ended)
+            self._has_ended(request, wish, *ended)
         elif replayed <= wish.offset < store.max_offset:
             self._later(request, wish)  # replay will have read it soon
         elif isinstance(request, OwnEnd):
-            self._look_up(request, wish, ended)
+            self._look_up(request, wish, None if ended is None else ended[1])
         else:
             raise _failed(
                 f"no transaction is open at offset {wish.offset}: it has ended before, or its half"
                 " message was cut by a failover, or never stored"
             )
 
-    def _has_ended(self, request: Request, wish: Wish, ended: Ended) -> None:
+    def _has_ended(self, request: Request, wish: Wish, half: Half, ended: Ended) -> None:
+        """Answer how a transaction has ended, by what replay remembers of its half message."""
+        group = wish.group.encode("utf-8", "surrogateescape")[:NAME_MAX]
+        keys = [id_.encode("utf-8", "surrogateescape")[:NAME_MAX] for id_ in wish.ids]
+        # Of the message's own id its offset is known, and not its host.
+        own = f"{wish.offset:016X}"
+        is_same = not half.key or half.key in keys or any(id_.endswith(own) for id_ in wish.ids)
+        _check_meant(wish, half, of_group=half.group in (None, group), of_message=is_same)
         if wish.how == NOT_YET or _HOW[wish.how] is ended:
             request.answer(Answer.SUCCESS)
         else:
@@ -320,20 +328,12 @@ class Transactions:
                 raise request.forbidden(not_yours)
         elif gate is not None and not gate.may_send(request, topic):
             raise gate.forbidden(request, not_yours)
-        if group != wish.group:
-            raise _failed("The producer group wrong")
-        places = dict([*half.earlier, (half.offset, half.place)])
-        if places.get(wish.offset) != wish.place:
-            raise _failed("The transaction state table offset wrong")
         unique = find_property(record.properties, b"UNIQ_KEY")
         known = {record.message_id}
         if unique is not None:
             known.add(unique.decode("utf-8", "surrogateescape"))
-        if known.isdisjoint(wish.ids):
-            raise _failed(
-                f"another message's half message is at offset {wish.offset}: that of"
-                f" {wish.ids[0][:40]} was cut by a failover"
-            )
+        is_same = not known.isdisjoint(wish.ids)
+        _check_meant(wish, half, of_group=group == wish.group, of_message=is_same)
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -449,6 +449,20 @@ class Transactions:
         else:
             reason = done.reason or "whether the transaction has ended is unknown"
             request.leave_open(reason, is_late=reason.startswith(_LATE))
+
+
+def _check_meant(wish: Wish, half: Half, *, of_group: bool, of_message: bool) -> None:
+    """Refuse a request that does not mean this half message: its group, place and message."""
+    if not of_group:
+        raise _failed("The producer group wrong")
+    places = dict([*half.earlier, (half.offset, half.place)])
+    if places.get(wish.offset) != wish.place:
+        raise _failed("The transaction state table offset wrong")
+    if not of_message:
+        raise _failed(
+            f"another message's half message is at offset {wish.offset}: that of"
+            f" {wish.ids[0][:40]} was cut by a failover"
+        )
 
 
 def _number(fields: dict[str, str], name: str) -> int:

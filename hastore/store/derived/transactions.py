@@ -124,7 +124,7 @@ class OpenTransactions:
         self._of_offset = {at: half.offset for half in state.halves for at in half.offsets}
         self._of_place = {place: half.offset for half in state.halves for place in half.places}
         self._unsaid = dict.fromkeys(state.unsaid)
-        self._ended: OrderedDict[int, Ended] = OrderedDict()
+        self._ended: OrderedDict[int, tuple[Half, Ended]] = OrderedDict()
         self.end = state.end
 
     # -- reading -----------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ class OpenTransactions:
         """Whether a transaction is still open, with this last half message."""
         return half.offset in self._open
 
-    def ended(self, offset: int) -> Ended | None:
-        """Return how the transaction of a half message has ended; None if that is not known."""
+    def ended(self, offset: int) -> tuple[Half, Ended] | None:
+        """Return the transaction of a half message, and how it ended; None if it is not known."""
         return self._ended.get(offset)
 
     def unsaid(self) -> list[int]:
@@ -333,7 +333,7 @@ class OpenTransactions:
     def _end(self, half: Half, how: Ended) -> None:
         self._counts[how] += 1
         for offset in half.offsets:
-            self._ended[offset] = how
+            self._ended[offset] = half, how
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
         self._forget(half)

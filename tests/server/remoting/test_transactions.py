@@ -176,6 +176,38 @@ def test_the_end_of_a_transaction_is_final(node: Node, client: VirtualClient, ho
     assert len(node.records()) == count
 
 
+@pytest.mark.parametrize("is_read", [True, False], ids=["ended", "decided"])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"msgId": "cut", "transactionId": "cut"}, "that of cut was cut by a failover"),
+        ({"producerGroup": "other"}, "producer group wrong"),
+        ({"tranStateTableOffset": "7"}, "table offset wrong"),
+    ],
+)
+def test_the_end_of_another_transaction_is_no_success(
+    node: Node, client: VirtualClient, change: dict[str, str], text: str, is_read: bool
+) -> None:
+    """A failover cut the half message that is meant; the transaction there now has ended."""
+    sent = begin(node, client, "there")
+    if not is_read:
+        node.backend.store.unread = []
+    assert end(client, sent, COMMIT).code == Answer.SUCCESS
+    for how in (COMMIT, ROLLBACK, NOT_YET):
+        answer = end(client, sent, how, **change)
+        assert answer.code == Answer.SYSTEM_ERROR and text in (answer.remark or ""), answer
+    assert len(node.records("T")) == 1
+
+
+def test_a_transaction_that_has_ended_is_known_by_the_message_s_id_too(
+    node: Node, client: VirtualClient
+) -> None:
+    sent = begin(node, client)
+    assert end(client, sent, COMMIT).code == Answer.SUCCESS
+    id_ = sent.fields["msgId"]
+    assert end(client, sent, COMMIT, msgId=id_, transactionId="").code == Answer.SUCCESS
+
+
 def test_what_is_decided_holds_before_replay_has_read_it(node: Node, client: VirtualClient) -> None:
     sent, other = begin(node, client, "u1"), begin(node, client, "u2")
     node.backend.store.unread = []
