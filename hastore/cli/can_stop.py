@@ -28,7 +28,7 @@ from hastore.cli.own_node import (
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Role
-from hastore.errors import NotAuthenticatedError
+from hastore.errors import STORE_CLOSED, NotAuthenticatedError
 
 Status = dict[str, Any]
 _NO_LINK = "NO_LINK"  # the state of a follower of mode dledger whose link is broken
@@ -93,6 +93,9 @@ def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -
         )
     if _is_master(own):
         return _of_master(config, own, others)
+    if _is_closed(own):  # neither a put nor an election waits for it until it is restarted
+        return Verdict(True, f"{name} takes nothing until it is restarted ({own['reason']}): look "
+                       "at its disk, and restart it")  # fmt: skip
     if not masters:
         return Verdict(None, f"no master answers; see `hastore status`. {name} may be the one that "
                        "becomes master")  # fmt: skip
@@ -134,6 +137,11 @@ def _counted(config: Config, master: Status) -> list[Status]:
 def _is_master(status: Status) -> bool:
     """Whether a node is the master, also if it takes no puts now: its disk may be full."""
     return bool(status["writable"]) or status["master"] == status["node"]
+
+
+def _is_closed(status: Status) -> bool:
+    """Whether a node's store is closed: only a restart opens it."""
+    return str(status.get("reason") or "").startswith(STORE_CLOSED)
 
 
 def _perhaps_alive(
@@ -179,8 +187,11 @@ def _of_master(config: Config, own: Status, others: dict[int, Status]) -> Verdic
             what += ", and stop it at once: as the preferred leader it leads again within seconds"
         return Verdict(False, f"node {config.node} leads: its stop costs an election; {what}")
     if to is None:
+        then = "see `hastore status`"
+        if _is_closed(own):
+            then = "until it is restarted, it takes none: look at its disk, and restart it"
         return Verdict(False, f"node {config.node} is the master, and no slave is in sync with it: "
-                       f"{cost}; see `hastore status`")  # fmt: skip
+                       f"{cost}; {then}")  # fmt: skip
     file = others[to].get("config") or "FILE"
     return Verdict(
         False,

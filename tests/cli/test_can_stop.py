@@ -144,6 +144,28 @@ def test_a_full_master_is_the_master(configs):
     assert may is True and "waits for no slave" in why
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_a_node_whose_store_is_closed_needs_its_restart(configs, mode):
+    """No put waits for it, and no other node can be brought in sync in its place."""
+    config = msgspec.structs.replace(configs[2], mode=mode)
+    closed = slave(2, reason="the store is closed: a sync of bytes [0, 100) failed")
+    link = {"node": 2, "state": "NO_LINK", "in_sync": False}
+    leader = master(1, members=[1, 2, 3], slaves=[link])
+    for others in ({1: leader, 3: slave(3)}, {3: slave(3)}):
+        may, why = verdict(config, closed, others)
+        assert may is True and "closed: a sync" in why and "look at its disk, and restart it" in why
+
+
+def test_a_master_whose_store_is_closed_is_flipped_or_restarted(configs):
+    why = "the store is closed: a sync of bytes [0, 100) failed"
+    closed = master(1, 2, writable=False, reason=why)
+    may, said = verdict(configs[1], closed, {2: slave(2, 1, config="x.yaml")})
+    assert may is False and "hastore flip -c x.yaml --to 2" in said
+    closed["slaves"] = []
+    may, said = verdict(configs[1], closed, {2: slave(2, 1)})
+    assert may is False and said.endswith("look at its disk, and restart it")
+
+
 def test_only_a_follower_that_could_lead_is_offered_a_transfer(configs):
     """One whose replay has stopped is in sync, one whose disk is full is not; neither can lead."""
     config = msgspec.structs.replace(configs[1], mode=Mode.DLEDGER)
