@@ -19,6 +19,7 @@ from hastore.cli.common import (
     DIFFER,
     DONE,
     STORE,
+    Folder,
     Seconds,
     counted,
     print_error,
@@ -39,7 +40,7 @@ from hastore.errors import HastoreError, NotAuthenticatedError, UsageError
 
 _MIB = 1 << 20
 _SLACK_S = 3_600.0  # by how much the clocks of two machines may differ
-_target = click.argument("place", metavar="TARGET")
+_target = click.argument("place", metavar="TARGET", type=Folder())
 _which = click.option(
     "--backup",
     "number",

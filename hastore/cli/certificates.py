@@ -11,7 +11,15 @@ from collections.abc import Iterable, Sequence
 import click
 
 from hastore.addresses import address_text, is_loopback, is_wildcard, parse_address
-from hastore.cli.common import DONE, Decorator, print_json, print_note, print_text, with_json
+from hastore.cli.common import (
+    DONE,
+    Decorator,
+    Folder,
+    print_json,
+    print_note,
+    print_text,
+    with_json,
+)
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_names
 from hastore.config.model import Config
@@ -35,7 +43,7 @@ MOST_DAYS = 36_500
 MAX_PEM_BYTES = 64 * 1024
 
 with_folder = click.option(
-    "--dir", "folder", required=True, metavar="DIR", help="The folder of the CA."
+    "--dir", "folder", required=True, type=Folder(), metavar="DIR", help="The folder of the CA."
 )
 
 

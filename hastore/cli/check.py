@@ -10,6 +10,7 @@ import click
 from hastore.cli.common import (
     DIFFER,
     DONE,
+    Folder,
     complete_files,
     counted,
     print_error,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--store",
+    type=Folder(),
     metavar="DIR",
     help="Compare the log of this store, too; its node may be running, but nothing may be sent.",
 )

@@ -32,6 +32,7 @@ from rich.table import Table
 from hastore.cli.common import (
     DONE,
     WRONG,
+    Folder,
     print_error,
     print_json,
     print_note,
@@ -113,6 +114,7 @@ WaitFor = Callable[[int], None]
 )
 @click.option(
     "--folder",
+    type=Folder(),
     metavar="DIR",
     help="Put the stores here, and keep them. By default they are in data/demo of the checkout, "
     "or without one in ~/.cache/hastore/demo, until the next demo replaces them.",

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import click
 import yaml
 
-from hastore.cli.common import DONE, print_json, print_note, program, with_json
+from hastore.cli.common import DONE, Folder, print_json, print_note, program, with_json
 from hastore.config.file import load_config, load_names
 from hastore.config.model import Mode, Role
 from hastore.errors import UsageError
@@ -70,7 +70,7 @@ def render(
 
 
 @click.command("init", short_help="Write the configuration files of a new group.")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR", type=Folder())
 @click.option(
     "--mode", "mode_name", default=Mode.CLASSIC.value, show_default=True,
     type=click.Choice([mode.value for mode in Mode]),

@@ -17,6 +17,7 @@ from hastore.bounded_log import one_line
 from hastore.cli.common import (
     DONE,
     STORE,
+    Folder,
     print_error,
     print_json,
     print_note,
@@ -40,6 +41,7 @@ with_store = click.option(
     "--store",
     "path",
     required=True,
+    type=Folder(),
     metavar="DIR",
     help="The store: the folder with commitlog/ or dledger-*/, DLedger's own folder (with data/),"
     " or a folder of log files, as under rescued/.",

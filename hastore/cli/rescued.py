@@ -20,6 +20,7 @@ import msgspec
 from hastore.cli.common import (
     DONE,
     FAILED,
+    Folder,
     Seconds,
     complete_files,
     counted,
@@ -236,7 +237,8 @@ class Archive(NamedTuple):
 )  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="All cuts that are there now.")
 @click.option(
-    "--folder", "folders", multiple=True, metavar="DIR", shell_complete=complete_files,
+    "--folder", "folders", multiple=True, type=Folder(), metavar="DIR",
+    shell_complete=complete_files,
     help="An archive, also of another node, instead of cuts.",
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="Send; without it nothing is sent.")

@@ -37,8 +37,8 @@ class Where:
         given = dict(more or {})
         if self.path is not None:
             # The options of Spark's source take a URI.
-            is_uri = self.path.lower().startswith("file:/")
-            given["path"] = self.path if is_uri else os.path.abspath(self.path)
+            as_it_is = self.path.lower().startswith("file:/") or not self.path.strip()
+            given["path"] = self.path if as_it_is else os.path.abspath(self.path)
         else:
             given |= servers_option(self.servers or "")
         if self.topics:

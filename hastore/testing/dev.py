@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import click
 
-from hastore.cli.common import DONE, print_json, print_note, print_text, with_json
+from hastore.cli.common import DONE, Folder, print_json, print_note, print_text, with_json
 from hastore.cli.init import BASE_PORT, MAX_NODES
 from hastore.config.model import Mode
 from hastore.testing.groups import Group
@@ -33,7 +33,7 @@ _LOOK_S = 0.5
     "0: free ports, others each time.",
 )  # fmt: skip
 @click.option(
-    "--dir", "folder", metavar="DIR",
+    "--dir", "folder", metavar="DIR", type=Folder(),
     help="Keep files and stores in DIR, and go on with them the next time: with the roles, and "
     "with what you have edited; only the addresses are set again. By default they are in a "
     "temporary folder, which is removed at the end.",

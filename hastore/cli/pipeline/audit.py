@@ -9,6 +9,7 @@ from hastore.cli.common import (
     DIFFER,
     DONE,
     FAILED,
+    Folder,
     counted,
     fitting_table,
     print_error,
@@ -29,8 +30,8 @@ _BEFORE = 16  # of them before the place where two long values differ
 
 
 @click.command("audit", short_help="Compare two stores or nodes, range by range, by digest.")
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=Folder())
+@click.argument("b", type=Folder())
 @click.option(
     "--algorithm",
     type=click.Choice(ALGORITHMS),

@@ -14,6 +14,7 @@ import click
 from hastore.cli.common import (
     DONE,
     Decorator,
+    Folder,
     Stopped,
     print_json,
     print_note,
@@ -108,6 +109,7 @@ class SessionOptions:
 
 with_path: Decorator = click.option(
     "--path",
+    type=Folder(),
     metavar="DIR",
     help="Read this store: the folder with commitlog/ or dledger-*/, in use or not.",
 )

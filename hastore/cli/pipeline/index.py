@@ -4,7 +4,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hastore.cli.common import DIFFER, DONE, counted, print_error, print_note, print_text, with_json
+from hastore.cli.common import (
+    DIFFER,
+    DONE,
+    Folder,
+    counted,
+    print_error,
+    print_note,
+    print_text,
+    with_json,
+)
 from hastore.cli.pipeline.common import SessionOptions, check_spark, run_job, with_session
 
 if TYPE_CHECKING:
@@ -17,11 +26,13 @@ _COUNT = click.IntRange(1, 100_000_000)
 @click.option(
     "--path",
     required=True,
+    type=Folder(),
     metavar="DIR",
     help="The store: the folder with commitlog/ or dledger-*/.",
 )
 @click.option(
-    "--output", metavar="DIR", help="Write to this new folder; the store may be in use then."
+    "--output", type=Folder(), metavar="DIR",
+    help="Write to this new folder; the store may be in use then.",
 )
 @click.option(
     "--verify",
@@ -30,6 +41,7 @@ _COUNT = click.IntRange(1, 100_000_000)
 )
 @click.option(
     "--work",
+    type=Folder(),
     metavar="DIR",
     help="With --verify: the folder for the files to compare with, about as large as the store's"
     " queues and index (default: a new one under TMPDIR).",

@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hastore.cli.common import Seconds, fitting_table, print_text, terminal_columns, with_json
+from hastore.cli.common import (
+    Folder,
+    Seconds,
+    fitting_table,
+    print_text,
+    terminal_columns,
+    with_json,
+)
 from hastore.cli.pipeline.common import (
     SessionOptions,
     check_spark,
@@ -23,8 +30,10 @@ if TYPE_CHECKING:
     "--since", metavar="TIME", help="From this store time on: ISO 8601 (UTC) or ms since 1970."
 )
 @click.option("--until", metavar="TIME", help="Before this store time.")
-@click.option("--parquet", metavar="DIR", help="Write a row for each topic and minute to DIR.")
-@click.option("--plots", metavar="DIR", help="Write PNG plots to DIR.")
+@click.option(
+    "--parquet", type=Folder(), metavar="DIR", help="Write a row for each topic and minute to DIR."
+)
+@click.option("--plots", type=Folder(), metavar="DIR", help="Write PNG plots to DIR.")
 @click.option(
     "--sample",
     "sample_s",
