@@ -102,19 +102,17 @@ class Seconds(click.FloatRange):
         return min(seconds, LONGEST_S)
 
 
-class Folder(click.ParamType):
+class Folder(click.types.StringParamType):
     """A folder's place. An empty one, as of a shell's variable that is not set, is refused.
 
     It would be the working directory.
     """
 
-    name = "text"
-
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
         """Return the place; fail as click does if it is empty."""
-        place = str(value)
+        place = str(super().convert(value, param, ctx))
         if not place.strip():
             self.fail("it is empty; name a folder (. is the working directory)", param, ctx)
         return place

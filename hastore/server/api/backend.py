@@ -253,8 +253,8 @@ class ApiTransactions(Protocol):
         """Return the open transaction with a half message at this offset."""
         ...
 
-    def ended(self, offset: int) -> Ended | None:
-        """Return how the transaction of a half message has ended; None if that is not known."""
+    def ended(self, offset: int) -> tuple[Half, Ended] | None:
+        """Return the transaction of a half message, and how it ended; None if it is not known."""
         ...
 
     def unsaid(self) -> list[int]:
