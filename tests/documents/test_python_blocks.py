@@ -6,11 +6,12 @@ import logging
 import pathlib
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hastore import Consumer, Message, Producer
+from hastore import Consumer, Decision, Message, Producer
 from hastore.testing.groups import Group, group
 from tests.cli.kit import hastore
 from tests.documents.blocks import Block, take
@@ -76,8 +77,18 @@ def test_a_transaction(pair: Group) -> None:
         def has_order(number: str) -> bool:
             return number in kept
 
-    play(TRANSACTIONS, pair, addresses=pair.bootstrap, database=Database())
+    names = play(TRANSACTIONS, pair, addresses=pair.bootstrap, database=Database())
     assert kept == ["4711", "commit"]
+    kept.clear()
+    check, now = names["check"], [0.0]
+    names["time"] = SimpleNamespace(monotonic=lambda: now[0])
+    message = SimpleNamespace(key="4712", born_timestamp_ms=1)  # made long ago, by our clock
+    assert check(message) is check(message) is Decision.UNKNOWN
+    now[0] = 61.0
+    assert check(message) is Decision.ROLLBACK
+    kept.append("4712")
+    assert check(message) is Decision.COMMIT
+    assert not names["first_asked"]
 
 
 def test_a_consumer(pair: Group, capsys: pytest.CaptureFixture[str]) -> None:
