@@ -58,7 +58,7 @@ class KnownHosts:
     """The hosts that have slots of their own. Thread-safe.
 
     `addresses()` returns those of the group, "HOST:PORT". A host that is a name counts once it was
-    looked up, by a thread of its own, as DNS may be slow.
+    looked up, by a thread for each, as DNS may be slow.
     """
 
     def __init__(
@@ -70,8 +70,7 @@ class KnownHosts:
         self._lock = threading.Lock()
         self._proved: dict[str, None] = {}  # the latest last
         self._of_names: dict[str, frozenset[str]] = {}
-        self._looked_ms: float | None = None
-        self._lookup: _Lookup | None = None
+        self._lookups: dict[str, tuple[float, _Lookup]] = {}  # by name: the last, when it began
 
     def __contains__(self, source: str) -> bool:
         """Whether a source, as `source_of` returns it, is known."""
@@ -96,20 +95,20 @@ class KnownHosts:
             self._proved = {**proved, source: None}
 
     def _look_up(self, names: list[str]) -> None:
-        """Begin to look up the names, unless that was done a short time ago."""
+        """Begin to look up each name, unless that was done a short time ago."""
         with self._lock:
             now = self._clock.monotonic_ms()
-            missing = any(name not in self._of_names for name in names)
-            due = self._looked_ms is None or now - self._looked_ms >= LOOKUP_MS or missing
-            if not due or (self._lookup is not None and self._lookup.alive):
-                return
-            lookup = _Lookup(names, self._found, on_failure=self._on_failure)
-            try:
-                lookup.start()
-            except RuntimeError as error:  # no more threads: the next connection tries it again
-                log.debug("no thread to look up the group's hosts: %s", error)
-                return
-            self._looked_ms, self._lookup = now, lookup
+            for name in names:
+                began_ms, last = self._lookups.get(name, (now - LOOKUP_MS, None))
+                if now - began_ms < LOOKUP_MS or (last is not None and last.alive):
+                    continue
+                lookup = _Lookup(name, self._found, on_failure=self._on_failure)
+                try:
+                    lookup.start()
+                except RuntimeError as error:  # no more threads: the next connection tries it again
+                    log.debug("no thread to look up the group's hosts: %s", error)
+                    return
+                self._lookups[name] = now, lookup
 
     def _found(self, name: str, sources: frozenset[str]) -> None:
         with self._lock:
@@ -118,28 +117,27 @@ class KnownHosts:
 
 
 class _Lookup(Service):
-    """Look up the names of hosts once; DNS cannot be interrupted, so nobody waits for the end."""
+    """Look up a host's name once; DNS cannot be interrupted, so nobody waits for the end."""
 
     def __init__(
         self,
-        names: list[str],
+        name: str,
         found: Callable[[str, frozenset[str]], None],
         *,
         on_failure: OnFailure,
     ) -> None:
         super().__init__("HostLookup", on_failure=on_failure)
-        self._names = names
+        self._host = name
         self._found = found
 
     def run(self) -> None:
-        """Look up each name; one that is not found keeps what was found before."""
-        for name in self._names:
-            try:
-                infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
-                log.info("the host %s of the group is not found: %s", name, error)
-                infos = []
-            self._found(name, frozenset(source_of(str(one[4][0])) for one in infos))
+        """Look up the name; one that is not found keeps what was found before."""
+        try:
+            infos = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            log.info("the host %s of the group is not found: %s", self._host, error)
+            infos = []
+        self._found(self._host, frozenset(source_of(str(one[4][0])) for one in infos))
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,6 +2,7 @@
 
 import random
 import socket
+import threading
 from collections import Counter
 
 import pytest
@@ -91,9 +92,30 @@ def test_names_are_looked_up_beside_and_again_later(monkeypatch):
     clock = Clock()
     hosts = known("node1:1", "node2:1", clock=clock)
     wait_for(lambda: "10.0.0.1" in hosts and asked["node2"], "the first look-up")
-    wait_for(lambda: not hosts._lookup.alive, "its end")
+    wait_for(lambda: not any(one.alive for _, one in hosts._lookups.values()), "its end")
     assert "10.0.0.2" not in hosts and asked == {"node1": 1, "node2": 1}
     found.update(node1=None, node2="10.0.0.2")
     clock.now_ms += LOOKUP_MS
     wait_for(lambda: "10.0.0.2" in hosts, "the second look-up")
     assert "10.0.0.1" in hosts, "a name that is not found now keeps its host"
+
+
+def test_a_name_that_dns_does_not_answer_keeps_no_other_waiting(monkeypatch):
+    answered, asked = threading.Event(), Counter()
+
+    def getaddrinfo(name, _port, *, type):
+        asked[name] += 1
+        if name == "slow":
+            assert answered.wait(60)
+        return [(socket.AF_INET, type, 0, "", ({"slow": "10.0.0.1", "node2": "10.0.0.2"}[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    clock = Clock()
+    hosts = known("slow:1", "node2:1", clock=clock)
+    try:
+        wait_for(lambda: "10.0.0.2" in hosts, "the host that DNS knows")
+        clock.now_ms += 2 * LOOKUP_MS
+        assert "10.0.0.1" not in hosts and asked["slow"] == 1, "its look-up still runs"
+    finally:
+        answered.set()
+    wait_for(lambda: "10.0.0.1" in hosts, "the slow one")
