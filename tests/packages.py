@@ -125,7 +125,7 @@ TABLE = (
         "the master's side: connections, streams, reports, waiting puts",
         (
             *("protocol", "security.tls_socket", "ha.rules", "ha.node", "ha.replica.digests"),
-            *("security.slots", "ha.hello"),
+            *("security.slots", "security.sealed_socket", "ha.hello"),
         ),
     ),
     Package(
@@ -156,7 +156,8 @@ TABLE = (
         "the links between the nodes of a DLedger group: HELLO, frames, who is a member",
         (
             *("protocol", "security.tls_contexts", "security.tls_socket", "ha.rules.following"),
-            *("security.slots", "ha.node.node_state", "ha.hello", "ha.master.link_writer"),
+            *("security.slots", "security.sealed_socket", "ha.node.node_state", "ha.hello"),
+            "ha.master.link_writer",
         ),
     ),
     Package(

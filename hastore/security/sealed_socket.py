@@ -17,12 +17,15 @@ One thread reads; several may write. Timeouts are those of the socket (CoveredSo
 """
 
 import errno
+import fcntl
 import hashlib
 import hmac
 import socket
 import struct
+import termios
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from hastore.clock import SYSTEM_CLOCK
@@ -39,6 +42,41 @@ _NUMBER_AND_LENGTH = struct.Struct(">QI")
 HEAD_BYTES = _LENGTH.size + MAC_BYTES
 _SMALL_BYTES = 16 * 1024
 _TIMEVAL = struct.Struct("@ll")
+_SIOCOUTQ = termios.TIOCOUTQ  # its number on every processor: linux/sockios.h
+_INT = struct.Struct("=i")
+
+
+def while_taken(sock: socket.socket, send: Callable[[], int]) -> int:
+    """Call `send`, and again while SO_SNDTIMEO ends it although the other end has taken bytes.
+
+    The kernel wakes who waits for room once a third of its buffer is free. At a link that was fast,
+    and is slow now, that may take longer.
+    """
+    while True:
+        kept = _kept(sock)
+        try:
+            return send()
+        except BlockingIOError:
+            if _kept(sock) >= kept:
+                raise
+
+
+def send_whole(sock: "socket.socket | CoveredSocket", data: Bytes, flags: int = 0) -> None:
+    """Do what `sendall` does, and go on while the other end takes bytes: see `while_taken`."""
+    if isinstance(sock, CoveredSocket) or sock.gettimeout() is not None:
+        sock.sendall(data, flags)
+        return
+    sent = 0
+    with memoryview(data) as given, given.cast("B") as view:  # released also if it fails
+        while sent < len(view):
+            with view[sent:] as rest:
+                sent += while_taken(sock, partial(sock.send, rest, flags))
+
+
+def _kept(sock: socket.socket) -> int:
+    """Return how many bytes the kernel has that the other end's has not taken."""
+    (kept,) = _INT.unpack(fcntl.ioctl(sock.fileno(), _SIOCOUTQ, bytes(_INT.size)))
+    return int(kept)
 
 
 class CoveredSocket:
@@ -97,7 +135,7 @@ class CoveredSocket:
         """Send `_unsent`, waiting as the socket does. Called under `_send_lock`."""
         if self._unsent:
             data, self._unsent = self._unsent, b""
-            self._sock.sendall(data)
+            send_whole(self._sock, data)
 
     def _send_all(self, view: memoryview, flags: int) -> None:
         """Protect and send bytes, waiting as the socket does. Called under `_send_lock`."""
@@ -242,10 +280,10 @@ class SealedSocket(CoveredSocket):
             piece, view = view[:SEND_BYTES_MAX], view[SEND_BYTES_MAX:]
             head = self._seal((piece,), len(piece))
             if len(piece) <= _SMALL_BYTES:
-                self._sock.sendall(head + piece, flags)
+                send_whole(self._sock, head + piece, flags)
             else:
-                self._sock.sendall(head, socket.MSG_MORE)
-                self._sock.sendall(piece, flags)
+                send_whole(self._sock, head, socket.MSG_MORE)
+                send_whole(self._sock, piece, flags)
 
     def _send_some(self, views: list[memoryview], total: int, flags: int) -> None:
         sealed: list[Bytes] = []

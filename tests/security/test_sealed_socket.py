@@ -1,6 +1,7 @@
 """SealedSocket: real sockets; what a man in the middle may do; short sends, timeouts, ends."""
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -10,7 +11,13 @@ import pytest
 
 from hastore.dledger.links.channel import PROGRESS_BYTES
 from hastore.errors import TamperedError
-from hastore.security.sealed_socket import HEAD_BYTES, PAYLOAD_BYTES_MAX, SealedSocket
+from hastore.security import sealed_socket
+from hastore.security.sealed_socket import (
+    HEAD_BYTES,
+    PAYLOAD_BYTES_MAX,
+    SealedSocket,
+    send_whole,
+)
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 MOMENT = struct.pack("@ll", 0, 20_000)
@@ -209,3 +216,47 @@ def test_the_end_of_the_connection_is_an_end(wire):
     feed.__self__.close()
     assert receiver.recv(100) == b"whole"
     assert receiver.recv(100) == b""
+
+
+class SlowSocket:
+    """A socket whose buffer is full; `kept` is what the kernel has at each look."""
+
+    def __init__(self, *kept):
+        self.kept, self.sent = list(kept), b""
+
+    def gettimeout(self):
+        return None
+
+    def send(self, data, flags=0):
+        del flags
+        if len(self.kept) > 1:
+            raise BlockingIOError(errno.EAGAIN, "SO_SNDTIMEO")
+        self.sent += bytes(data[:3])
+        return len(data[:3])
+
+
+def test_a_slow_link_is_not_broken_while_the_other_end_takes_bytes(monkeypatch):
+    """The kernel wakes a sender once a third of its buffer is free: SO_SNDTIMEO may come before."""
+
+    def kept(sock):
+        return sock.kept.pop(0) if len(sock.kept) > 1 else sock.kept[0]
+
+    monkeypatch.setattr(sealed_socket, "_kept", kept)
+    slow = SlowSocket(900, 800, 800, 700, 600)
+    send_whole(slow, bytearray(b"seven .."))
+    assert slow.sent == b"seven .."
+    for stuck in (SlowSocket(900, 900, 900), SlowSocket(900, 800, 800, 800, 800)):
+        data = bytearray(b"x")
+        with pytest.raises(BlockingIOError):
+            send_whole(stuck, data)
+        data.clear()  # nothing holds it
+
+
+def test_a_real_link_whose_other_end_takes_nothing_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as one, server.accept()[0]:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, MOMENT)
+            with pytest.raises(BlockingIOError):
+                while True:
+                    send_whole(one, bytes(1 << 20))
+            assert sealed_socket._kept(one) > 0

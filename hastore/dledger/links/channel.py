@@ -28,6 +28,7 @@ from hastore.protocol.dledger_link import (
     append_frames,
     message_frame,
 )
+from hastore.security.sealed_socket import send_whole
 from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure
 
@@ -184,13 +185,13 @@ class PeerChannel(LinkWriter):
         for item in items:
             if isinstance(item, AppendRequest):
                 if buffer:
-                    self._sock.sendall(buffer)
+                    send_whole(self._sock, buffer)
                     buffer = bytearray()
                 self._write_append(item)
             else:
                 buffer += item if isinstance(item, bytes) else message_frame(item)
         if buffer:
-            self._sock.sendall(buffer)
+            send_whole(self._sock, buffer)
         self._last_send_ms = self._clock.monotonic_ms()
 
     def _write_append(self, request: AppendRequest) -> None:

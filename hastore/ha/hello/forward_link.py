@@ -46,6 +46,7 @@ from hastore.protocol.forward_link import (
     unknown_frame,
 )
 from hastore.protocol.hello import Answer, Forwarding, Purpose, Refused
+from hastore.security.sealed_socket import send_whole
 from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
 
@@ -176,7 +177,7 @@ class ForwardChannel(Service):
                     parts.append(frame)
                     size += len(frame)
             try:
-                self._sock.sendall(b"".join(parts))
+                send_whole(self._sock, b"".join(parts))
             except BlockingIOError:
                 lasted_s = self._times.silence_ms / 1000
                 self.close(f"node {self.peer} took no bytes for {lasted_s:g} s")

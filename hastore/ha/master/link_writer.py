@@ -19,10 +19,12 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.ha.node.replica_log import FileRange
+from hastore.security.sealed_socket import send_whole, while_taken
 from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
 
@@ -87,15 +89,15 @@ class LinkWriter(Service):
         if size >= SENDFILE_BYTES_MIN:
             place = self._source.file_range(offset, size)
             if place is not None:
-                sock.sendall(head(place.size), socket.MSG_MORE)
+                send_whole(sock, head(place.size), socket.MSG_MORE)
                 if isinstance(sock, socket.socket):
                     _send_file(sock, place)
                 else:
                     self._read_and_send(place)
                 return place.size
         with self._source.view(offset, size) as view:
-            sock.sendall(head(len(view)), socket.MSG_MORE)
-            sock.sendall(view)
+            send_whole(sock, head(len(view)), socket.MSG_MORE)
+            send_whole(sock, view)
             return len(view)
 
     def _read_and_send(self, place: FileRange) -> None:
@@ -114,7 +116,8 @@ class LinkWriter(Service):
 def _send_file(sock: socket.socket, place: FileRange) -> None:
     position, left = place.position, place.size
     while left:
-        sent = os.sendfile(sock.fileno(), place.fd, position, left)
+        send = partial(os.sendfile, sock.fileno(), place.fd, position, left)
+        sent = while_taken(sock, send)
         if not sent:
             raise _cut_short(place)
         position += sent
