@@ -17,6 +17,7 @@ from tests.world.network import (
     Stream,
     join_ends,
     of_world,
+    wait_for_events,
 )
 from tests.world.scheduler import world
 
@@ -171,6 +172,20 @@ class Socket:
         elif not stream.wait(mask, self._limits.get(option) or None):
             raise again()
 
+    def _wait_for_more(self, wanted: int, flags: int) -> bool:
+        """Wait until there are so many bytes, or no more come; False if there are not in time."""
+        stream, limit_s = self._stream(), self._limits.get(real_socket.SO_RCVTIMEO) or None
+        if self._timeout is not None:
+            limit_s = self._timeout
+        if limit_s == 0.0 or flags & _DONTWAIT:
+            return False
+
+        def is_over() -> bool:
+            ended = stream.ended or stream.error is not None or self._closed
+            return len(stream.inbox) >= wanted or ended
+
+        return wait_for_events([stream], is_over, limit_s)
+
     def recv(self, size: int, flags: int = 0) -> bytes:
         flags = int(flags)
         wanted = size if flags & _WAITALL else 1
@@ -178,16 +193,18 @@ class Socket:
         while True:
             if self._closed:
                 raise error(errno.EBADF)
-            if len(stream.inbox) >= wanted or (stream.inbox and stream.ended):
+            ended = stream.ended or stream.error is not None
+            if len(stream.inbox) >= wanted or (stream.inbox and ended):
                 break
             if stream.error is not None and not stream.inbox:
                 number, stream.ended = stream.error, True
                 raise error(number)
             if stream.ended:
                 return b""
-            self._wait(IN, real_socket.SO_RCVTIMEO, flags)
-            if stream.inbox and wanted > 1:
-                world().sleep(0.0001)
+            if not stream.inbox:
+                self._wait(IN, real_socket.SO_RCVTIMEO, flags)
+            elif not self._wait_for_more(wanted, flags):
+                break  # as a kernel: a part, once the time is over
         network = of_world()
         if size > 1 and wanted == 1 and network.chance.random() < network.short_reads:
             size = network.chance.randrange(1, size)
