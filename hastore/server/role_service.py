@@ -348,8 +348,10 @@ class RoleService(Service):
             if self.mode is not RoleMode.PROMOTING:  # else a restart would take it for followed
                 self._unsaved_role = role
         elif role.is_master:
-            # Options are of this moment, and of the epoch that this node knows.
+            # Options are of this moment, unless late, and of the epoch that this node knows.
             meant = None if flags is not None else self._meant_epoch()
+            if flags is not None and flags.is_late:
+                meant = self._member.state.last_epoch
             self._promote(flags or Flags(), meant)
         else:
             self._demote()

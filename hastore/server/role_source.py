@@ -349,7 +349,7 @@ class RegistryRoles:
             if not is_new or once.needed_node is None:
                 return None
             log.warning("the answer of node %d is needed all the same", once.needed_node)
-            return Flags(needed_node=once.needed_node)
+            return Flags(needed_node=once.needed_node, is_late=True)
         return Flags(
             no_catch_up=once.no_catch_up,
             force_unclean=once.force_unclean,

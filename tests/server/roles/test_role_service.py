@@ -5,6 +5,7 @@ long ago.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -29,6 +30,7 @@ from hastore.ha.hello import peer
 from hastore.ha.hello.peer import SurveyReply
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.promoter import Flags
+from hastore.ha.rules.epochs import next_epoch
 from hastore.protocol.hello import Purpose
 from hastore.record.codec import NO_HOST, build_record
 from hastore.registry.remembered import RegistryMemory
@@ -602,9 +604,38 @@ def test_a_flip_keeps_its_condition_though_the_clocks_differ(
         patched.setattr(promoter, "ask_all", partial(ask_all, skip=silent))
         give(Role.SYNC_MASTER, ahead_ms=hours * 3_600_000, needed_node=1, no_catch_up=True)
         wait_for(lambda: "waiting for node 1, which may have" in str(two.roles.reason))
-        assert two.roles._flags == Flags(needed_node=1)
+        assert two.roles._flags == Flags(needed_node=1, is_late=True)
         assert writable(one) and not writable(two)
     wait_for(lambda: writable(two) and two.roles.reason is None)
+
+
+def test_a_flip_of_long_ago_spares_a_master_of_a_newer_epoch(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node was stopped since: the options came late because the order is old."""
+    two = pair.running[2]
+    give, epoch = orders_by("ZooKeeper", pair, 2), two.state.last_epoch
+    later = next_epoch(epoch, 1)
+
+    def ask_all(*args: Any, **kwargs: Any) -> list[SurveyReply]:
+        """Node 1 has opened an epoch of which node 2 has not heard."""
+        return [
+            each if each.hello is None else dataclasses.replace(
+                each,
+                hello=msgspec.structs.replace(
+                    each.hello, promised_epoch=later, open_epoch=later
+                ),
+            )
+            for each in peer.ask_all(*args, **kwargs)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(promoter, "ask_all", ask_all)
+    give(Role.SYNC_MASTER, ahead_ms=-3_600_000, needed_node=1)
+    wait_for(lambda: dict(two.audit.counted()).get(("promote", "asked")) == 1)
+    wait_for(lambda: two.roles.mode is not RoleMode.PROMOTING)
+    said = f"node 1 has opened epoch {later} since this node was told to become master"
+    assert said in str(two.roles.reason)
+    assert two.state.last_epoch == epoch and not writable(two)
 
 
 def test_late_options_without_a_new_role_promote_nothing(pair: Nodes) -> None:
