@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ import hastore
 from hastore import aio
 from hastore.client.consumer.shared_consumer import SharedConsumer
 from hastore.client.messages import Message
-from hastore.errors import MessageIllegalError, UsageError
+from hastore.errors import ClientError, MessageIllegalError, ProtocolError, UsageError
+from hastore.protocol import api
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
 from hastore.server.remoting.subscriptions import ATTRIBUTE
@@ -129,3 +131,27 @@ def test_the_settings_of_the_group_may_allow_no_retries(node: Node | DLedgerNode
             admin.set_topic("%RETRY%g", attributes={ATTRIBUTE: settings})
         with pytest.raises(MessageIllegalError, match="say that it has no retries"):
             consumer.send_back(message)
+
+
+def test_a_node_that_does_not_know_the_request_is_named(
+    node: Node | DLedgerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier version: it ends the connection each time, and so might all of the time."""
+    asked, decode, own = [], api.decode_request, threading.get_ident()
+
+    def decoded(header: bytes) -> api.Request:
+        request = decode(header)
+        if isinstance(request, api.SendBack) and threading.get_ident() != own:
+            asked.append(request)
+            raise ProtocolError(api.NO_REQUEST)
+        return request
+
+    monkeypatch.setattr(api, "decode_request", decoded)
+    with hastore.Producer(node.api.endpoint) as producer, member(node) as consumer:
+        producer.send_sync("orders", b"poison")
+        message = one_of(consumer)
+        with pytest.raises(ClientError, match=r"closed the connection 3 times at this question: "
+                                              "its hastore is too old to know it"):  # fmt: skip
+            consumer.send_back(message)
+        assert len(asked) == 3
+        consumer.commit()

@@ -76,6 +76,10 @@ class RequestNotKnown(ClientError):
     """A node ended the connection each time that it got the request, as one that is too old."""
 
 
+class _EndedAfter(UnreachableError):
+    """The master's connection has ended after it had got the request."""
+
+
 class UnderWay:
     """Requests to one node that wait for their answers; each new connection gets them again."""
 
@@ -246,17 +250,15 @@ class Requester:
             if request.rid in under_way.answers:
                 return under_way.answers[request.rid]
             if of_master and under_way.ends:
-                raise UnreachableError(f"the connection to {address} has ended")
+                kind = _EndedAfter if under_way.ends_after_send else UnreachableError
+                raise kind(f"the connection to {address} has ended")
             if of_master and self.cluster.master not in (address, None):
                 raise UnreachableError(f"{address} did not answer, and is not the master any more")
             if of_master and not self.left_s(ask_ms):
                 self._ask_for_master()
                 ask_ms = self.deadline(ASK_S)
             if may_be_unknown and under_way.ends_after_send >= CLOSED_MAX:
-                raise RequestNotKnown(
-                    f"{address} closed the connection {under_way.ends_after_send} times at this "
-                    "question: its hastore is too old to know it; upgrade the nodes of the group"
-                )
+                raise _not_known(address)
             if left <= 0.0:
                 state = "did not answer" if under_way.sent else "is not reachable"
                 raise UnreachableError(f"{address} {state} within {timeout_s:.3g} s")
@@ -405,7 +407,13 @@ class Requester:
                 raise UnreachableError(self.cluster.silence(within))
             yield from self.pause(min(self.left_s(deadline), _PAUSE_S))
 
-    def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
+    def ask_master(
+        self,
+        make: Callable[[int], api.Request],
+        timeout_s: float,
+        *,
+        may_be_unknown: bool = False,
+    ) -> Steps[Answer]:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.
 
         When the time is over, returns the refusal if the last attempt was refused; otherwise raises
@@ -413,12 +421,14 @@ class Requester:
         TIMEOUT or that it is stored but not confirmed, is never reported as refused: if a later one
         fails for good, OutcomeUnknown is raised. What a master has stored but not confirmed is
         TIMEOUT once another one has replaced it. Use it only for requests that may be repeated.
+        `may_be_unknown` is as that of `ask`.
         """
         deadline = self.deadline(timeout_s)
         is_change = isinstance(make(0), _CHANGES)
         refusal: Answer | None = None  # of the last attempt
         timeout: tuple[api.PutDone, bytes] | None = None  # of one that may have been done
         lost = False  # the connection ended during an attempt, which may have been done
+        ends = dict[str, int]()  # how often that of a master did
         while True:
             left = self.left_s(deadline)
             master = self.cluster.master
@@ -450,6 +460,10 @@ class Requester:
                     if self.cluster.master is None:
                         yield from self.pause(min(left, _PAUSE_S))
             except UnreachableError as failure:
+                if master is not None and may_be_unknown and isinstance(failure, _EndedAfter):
+                    ends[master] = ends.get(master, 0) + 1
+                    if ends[master] >= CLOSED_MAX:
+                        raise _not_known(master) from failure
                 if master is not None and self.left_s(deadline):
                     lost = True
                     if self.cluster.master == master:
@@ -519,6 +533,13 @@ class Requester:
         deadline = self.deadline(timeout_s)
         while left := self.left_s(deadline):
             yield left
+
+
+def _not_known(address: str) -> RequestNotKnown:
+    return RequestNotKnown(
+        f"{address} closed the connection {CLOSED_MAX} times at this "
+        "question: its hastore is too old to know it; upgrade the nodes of the group"
+    )
 
 
 SILENT_MS = 1_000.0

@@ -262,7 +262,9 @@ class SharedCore(Core):
             wait_ms = int(min(max(1.0, self.requester.left_s(deadline) * 1000.0), api.MAX_WAIT_MS))
             return api.SendBack(rid, self.group, *place, level, most, wait_ms)
 
-        check_stored((yield from self._ask_master(make, deadline)), topic)
+        self.sharing.advance()
+        reply = yield from ask_until_taken(self.requester, make, deadline, may_be_unknown=True)
+        check_stored(reply, topic)
 
     def committed(self) -> Steps[Places]:
         """Return the group's committed positions in all topics that it reads."""
