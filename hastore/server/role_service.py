@@ -61,8 +61,13 @@ class RoleMode(Enum):
 class OneShot(Protocol):
     """The options of one `hastore promote` or `hastore demote`, and what an order meant."""
 
-    def take_flags(self, command: str, epoch: int) -> Flags | None:
-        """Return the options for `command`, and never again; None if there are none."""
+    def take_flags(
+        self, command: str, epoch: int, keep: Callable[[Flags], None] = ...
+    ) -> Flags | None:
+        """Return the options for `command`, and never again; None if there are none.
+
+        `keep` gets them first; if it raises OSError, they are not used.
+        """
 
     def meant_epoch(self) -> int | None:
         """Return the greatest epoch that the last change of the role can have meant; None if the
@@ -209,15 +214,17 @@ class RoleService(Service):
     def _begin(self) -> None:
         data, role = self._member.state.data, self._config.assigned_role
         if not role.is_master:
-            if data.role_followed.is_master:
+            if data.role_followed.is_master or data.needed_node is not None:
                 self._unsaved_role = role
+            if data.role_followed.is_master:
                 self._on_change("demote", "done", _WHILE_DOWN)
             self._follow(None)
             return
         if not data.role_followed.is_master:
             self._on_change("promote", "asked", _WHILE_DOWN if data.history else "the first start")
             # The role may be old. It was not meant for a master that this node does not know.
-            self._promote(Flags(), known_epoch=max(data.promised_epoch, last_epoch(data.history)))
+            flags = Flags(needed_node=data.needed_node)
+            self._promote(flags, known_epoch=max(data.promised_epoch, last_epoch(data.history)))
             return
         node = self._member.config.node
         if may_resume(data.history, data.promised_epoch, node, data.epoch_over) is not None:
@@ -267,7 +274,7 @@ class RoleService(Service):
         Those of a promotion whose role is new came with the change of it; see `_flip`.
         """
         if self._config.assigned_role.is_master:
-            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
+            flags = self._take_promotion()
             if flags is not None:
                 self._on_change("promote", "asked", "hastore promote")
                 self._promote(flags)
@@ -277,6 +284,15 @@ class RoleService(Service):
                 self.client.accept_loss = flags.accept_loss
                 if flags.accept_loss or not self.client.linked:
                     self.client.drop_link()
+
+    def _take_promotion(self) -> Flags | None:
+        epoch = self._member.state.last_epoch
+        return self._one_shot.take_flags("promote", epoch, self._keep_condition)
+
+    def _keep_condition(self, flags: Flags) -> None:
+        """Keep whose answer the order needs: a restart goes on with it, without its options."""
+        if self._member.state.data.needed_node != flags.needed_node:
+            self._member.state.save(needed_node=flags.needed_node)
 
     def _look_for_change(self) -> None:
         """Read a changed configuration; `_tick` follows it."""
@@ -328,7 +344,9 @@ class RoleService(Service):
         before, role = self._config.assigned_role, config.assigned_role
         flags = None
         if role.is_master and not before.is_master:
-            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
+            flags = self._take_promotion()
+            if flags is None:
+                self._keep_condition(Flags())
         self._config = config
         self._member.learn_nodes(config.nodes)
         if role is before:
@@ -558,7 +576,7 @@ class RoleService(Service):
         node stopped. If the role were saved first, a crash in between would lose the change.
         """
         if self._unsaved_role is not None:
-            self._member.state.save(role_followed=self._unsaved_role)
+            self._member.state.save(role_followed=self._unsaved_role, needed_node=None)
             self._unsaved_role = None
 
     def _watch_group(self) -> None:

@@ -14,7 +14,7 @@ they are used, so that no power loss brings them back; those that are not valid 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +29,9 @@ from hastore.ha.promoter import Flags
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
 from hastore.registry.remembered import RegistryMemory, read_credentials
 from hastore.service import OnFailure
+
+if TYPE_CHECKING:  # a node without a registry does not load it
+    from hastore.registry.entry import Once
 
 log = logging.getLogger(__name__)
 
@@ -166,10 +169,13 @@ class OneShotFlags:
         self._clock = clock
         self._removing: OneShotFile | None = None  # its removal may not be durable yet
 
-    def take_flags(self, command: str, epoch: int) -> Flags | None:
+    def take_flags(
+        self, command: str, epoch: int, keep: Callable[[Flags], None] = lambda _flags: None
+    ) -> Flags | None:
         """If the file is valid and for `command`, remove it and return its flags; else return None.
 
         A valid file is at most 60 s old and was written in `epoch`; an invalid one is removed too.
+        `keep` gets the flags before the file is removed.
         Raises OSError if the file cannot be read, or not be removed durably; its flags are then
         not used, and a later call returns them, though the file itself may be gone.
         """
@@ -193,13 +199,15 @@ class OneShotFlags:
             return None
         if found.command != command:
             return None
-        self._remove(found)
-        return Flags(
+        flags = Flags(
             no_catch_up=found.no_catch_up,
             force_unclean=found.force_unclean,
             accept_loss=found.accept_loss,
             needed_node=found.needed_node,
         )
+        keep(flags)
+        self._remove(found)
+        return flags
 
     def meant_epoch(self) -> None:
         """Return None: a change of the file is of the moment in which RoleService reads it."""
@@ -314,13 +322,15 @@ class RegistryRoles:
         self._role = role
         return self._with_role(role)
 
-    def take_flags(self, command: str, epoch: int) -> Flags | None:
+    def take_flags(
+        self, command: str, epoch: int, keep: Callable[[Flags], None] = lambda _flags: None
+    ) -> Flags | None:
         """Return the options for `command` that came with the role, if any, and never again.
 
         They are valid for 60 s, in the epoch in which they were written. Of later ones, which came
         with a new role, the condition of a flip stays: the role is followed all the same, and the
         clocks of this machine and of the operator's may only differ. Raises OSError if it cannot
-        be made durable that they are used; they are then not used.
+        be made durable that they are used; they are then not used. `keep` gets them before.
         """
         once = self.registry.wanted.once
         if once is None or once.id == self._memory.data.once:
@@ -329,6 +339,9 @@ class RegistryRoles:
         late = abs(age_ms) > GOOD_FOR_MS
         if not late and once.epoch == epoch and once.command != command:
             return None
+        flags = self._counting(once, epoch, late=late)
+        if flags is not None:
+            keep(flags)
         self._memory.save(once=once.id)
         self.registry.note_unused(once.command, None)
         self.registry.wake()  # it removes them from ZooKeeper
@@ -341,15 +354,20 @@ class RegistryRoles:
                 once.epoch,
                 epoch,
             )
-            is_new = once.id == self._turn
-            if once.epoch != epoch:
-                return None
-            if not is_new or once.no_catch_up or once.force_unclean or once.accept_loss:
+            has_options = once.no_catch_up or once.force_unclean or once.accept_loss
+            if once.epoch == epoch and (once.id != self._turn or has_options):
                 self.registry.note_unused(once.command, age_ms)
-            if not is_new or once.needed_node is None:
-                return None
-            log.warning("the answer of node %d is needed all the same", once.needed_node)
-            return Flags(needed_node=once.needed_node, is_late=True)
+            if flags is not None:
+                log.warning("the answer of node %d is needed all the same", flags.needed_node)
+        return flags
+
+    def _counting(self, once: "Once", epoch: int, *, late: bool) -> Flags | None:
+        """Return what counts of options in this epoch, None if nothing does."""
+        if once.epoch != epoch:
+            return None
+        if late:
+            is_new = once.id == self._turn and once.needed_node is not None
+            return Flags(needed_node=once.needed_node, is_late=True) if is_new else None
         return Flags(
             no_catch_up=once.no_catch_up,
             force_unclean=once.force_unclean,

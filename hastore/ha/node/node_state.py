@@ -56,6 +56,8 @@ class Durable(msgspec.Struct, kw_only=True):
     cluster: str
     group: str
     role_followed: Role = Role.SLAVE
+    # Of the order to become master that is not followed yet: whose answer a planned flip needs.
+    needed_node: int | None = None
     promised_epoch: int = 0
     history: History = ()
     # What may be in force: the smallest and the greatest `acks`, and all node lists, of the last

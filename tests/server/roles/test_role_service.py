@@ -638,6 +638,28 @@ def test_a_flip_of_long_ago_spares_a_master_of_a_newer_epoch(
     assert two.state.last_epoch == epoch and not writable(two)
 
 
+@SOURCES
+def test_a_flip_keeps_its_condition_over_a_restart(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its options are used up by then, and its role was not followed yet."""
+    one, two = pair.running[1], pair.running[2]
+    give = orders_by(kind, pair, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(promoter, "ask_all", partial(peer.ask_all, skip=frozenset({1})))
+        give(Role.SYNC_MASTER, needed_node=1)
+        said = "waiting for node 1, which may have"
+        wait_for(lambda: said in str(two.roles.reason))
+        pair.stop(2)
+        two = pair.start(2, Role.SYNC_MASTER)
+        wait_for(lambda: said in str(two.roles.reason) or writable(two))
+        assert writable(one) and not writable(two)
+    wait_for(lambda: writable(two))
+    pair.stop(2)
+    two = pair.start(2, Role.SYNC_MASTER)
+    assert two.roles._flags == Flags()
+
+
 def test_late_options_without_a_new_role_promote_nothing(pair: Nodes) -> None:
     """They may be those of a command of long ago."""
     one = pair.running[1]
