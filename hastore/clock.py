@@ -42,3 +42,21 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+class AwakeClock(SystemClock):
+    """The machine's clocks, of which the monotonic one stands still while it is suspended.
+
+    Its times are those of other programs: Python's `time.monotonic`, Java's `System.nanoTime`.
+    """
+
+    def __repr__(self) -> str:
+        """Return the name, as that of the other clock."""
+        return "AWAKE_CLOCK"
+
+    def monotonic_ms(self) -> float:
+        """Return the monotonic clock in milliseconds, without the time of a suspend."""
+        return time.monotonic() * 1000.0
+
+
+AWAKE_CLOCK = AwakeClock()

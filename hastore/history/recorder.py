@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from hastore.client.messages import Message, SendResult
 from hastore.client.producer.futures import watch
 from hastore.client.producer.preparer import Body, OutgoingMessage
-from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.clock import AWAKE_CLOCK, Clock
 from hastore.errors import (
     CorruptRecordError,
     FencedError,
@@ -58,7 +58,7 @@ class Recorder:
         acks: int = 1,
         topics: Collection[str] | None = None,
         sink: Callable[[e.Event], object] | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock = AWAKE_CLOCK,
     ) -> None:
         """Begin a history in the file `path`, which is replaced; raises OSError.
 
@@ -142,7 +142,7 @@ class Recorder:
                 self._sink(event)
 
     def now(self) -> int:
-        """Return the time for an event, in ns."""
+        """Return the time for an event, in ns, by the clock of other programs' histories."""
         return int(self._clock.monotonic_ms() * 1e6)
 
     def _named(self, kind: str, name: str | None) -> str:

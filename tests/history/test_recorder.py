@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -402,3 +403,14 @@ def test_a_recorder_does_not_count_as_having_asked_how_a_send_ended(
             producer.send("t", b"1", queue=0)
             producer.send_batch("t", [b"2"], queue=0)
     assert "whose Futures nobody has asked: 2;" in caplog.text
+
+
+def test_times_are_those_of_other_programs_on_a_machine_that_was_suspended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Java's nanoTime and Python's monotonic_ns do not count a suspend; one history has both."""
+    monkeypatch.setattr(time, "monotonic", lambda: 5.0)
+    monkeypatch.setattr(time, "clock_gettime", lambda _which: 3_605.0)
+    events: list[e.Event] = []
+    Recorder(sink=events.append).fault("kill")
+    assert isinstance(events[-1], e.Fault) and events[-1].t == 5_000_000_000
