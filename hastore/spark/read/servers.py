@@ -503,9 +503,11 @@ class ServerHead:
                 return None
             maps = requester.cluster.maps
             older = [
-                (maps[address].min_offset, address)
-                for address in answered
-                if maps[address].epoch == info.epoch and maps[address].min_offset < info.min_offset
+                (there.min_offset, address)
+                for address, there in maps.items()
+                if address in answered and there.epoch == info.epoch
+                # Else it has an old log, or none yet, and begins anew before tasks read from it.
+                and there.min_offset < info.min_offset <= there.readable_offset
             ]
             self._oldest, self._looked = min(older)[1] if older else None, looked
         return self._oldest if info.min_offset else None

@@ -160,3 +160,22 @@ def test_a_replica_of_another_epoch_or_one_that_is_gone_does_not_count(pair, mon
         head._oldest = "tcp://127.0.0.1:9"
         assert head.available([TOPIC])[T0].start == own
         assert head.available([TOPIC])[T0].start == 0
+
+
+def test_a_replica_that_has_nothing_of_the_present_log_hides_no_other(pair, tmp_path):
+    """One that was down for long is there with its old log, before it begins anew."""
+    master, slave, _ = pair
+    with opened(tmp_path / "3", retention=RETENTION) as store:
+        store.set_limits(confirmed=0, readable=0)
+        setattr(store, "default_queues", 4)  # noqa: B010 (for the fake node)
+        put(store, *(message(n, queue_id=n % 2, size=1_000) for n in range(EARLY)))
+        show(store)
+        late = FakeBackend(3, writable=False)
+        late.store, late.master = store, 1
+        assert store.readable_offset < master.store.min_offset
+        slave.store.flush()
+        assert slave.store.retention.delete_expired(FILE_SIZE) == 1
+        start = first_of(slave)
+        with serving(late, master, slave) as addresses:
+            with contextlib.closing(ServerHead(tuple(addresses))) as head:
+                assert 0 < head.available([TOPIC])[T0].start == start < first_of(master)
