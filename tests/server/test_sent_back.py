@@ -15,12 +15,22 @@ import hastore
 from hastore import aio
 from hastore.client.consumer.shared_consumer import SharedConsumer
 from hastore.client.messages import Message
-from hastore.errors import ClientError, MessageIllegalError, ProtocolError, UsageError
+from hastore.config.model import Role
+from hastore.errors import (
+    ClientError,
+    FlushSlaveTimeout,
+    MessageIllegalError,
+    ProtocolError,
+    UsageError,
+)
+from hastore.ha.master.ha_service import HAService
 from hastore.protocol import api
+from hastore.server.backend import NodeBackend
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
 from hastore.server.remoting.subscriptions import ATTRIBUTE
 from tests.server.kit import config_of, group_of_one, running
+from tests.server.retention.kit import Nodes
 
 LEVELS = "1s"  # each delay is a second
 Make = Callable[..., SharedConsumer]
@@ -155,3 +165,24 @@ def test_a_node_that_does_not_know_the_request_is_named(
             consumer.send_back(message)
         assert len(asked) == 3
         consumer.commit()
+
+
+def test_what_is_stored_and_not_confirmed_is_not_stored_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy comes: a slave that was silent for a moment would double the message."""
+    nodes = Nodes(tmp_path, 2, 1)
+    try:
+        one, _ = nodes.start(1, Role.SYNC_MASTER), nodes.start(2, Role.SLAVE)
+        with hastore.Producer(one.api.endpoint) as producer, member(one) as consumer:
+            producer.send_sync("orders", b"poison")
+            message = one_of(consumer)
+            monkeypatch.setattr(NodeBackend, "wait_limit_ms", lambda _self, _need: 10.0)
+            with monkeypatch.context() as patched:
+                patched.setattr(HAService, "on_report", lambda *_: None)
+                with pytest.raises(FlushSlaveTimeout):
+                    consumer.send_back(message, 18)
+        assert one.store.wait_dispatched(one.store.max_offset, 60)
+        assert one.store.queues.queue_range("SCHEDULE_TOPIC_XXXX", 17) == (0, 1)
+    finally:
+        nodes.stop()

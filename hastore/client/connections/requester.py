@@ -407,13 +407,7 @@ class Requester:
                 raise UnreachableError(self.cluster.silence(within))
             yield from self.pause(min(self.left_s(deadline), _PAUSE_S))
 
-    def ask_master(
-        self,
-        make: Callable[[int], api.Request],
-        timeout_s: float,
-        *,
-        may_be_unknown: bool = False,
-    ) -> Steps[Answer]:
+    def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.
 
         When the time is over, returns the refusal if the last attempt was refused; otherwise raises
@@ -421,10 +415,13 @@ class Requester:
         TIMEOUT or that it is stored but not confirmed, is never reported as refused: if a later one
         fails for good, OutcomeUnknown is raised. What a master has stored but not confirmed is
         TIMEOUT once another one has replaced it. Use it only for requests that may be repeated.
-        `may_be_unknown` is as that of `ask`.
+        A SendBack that is stored is not repeated: that is another copy, which comes as well. Raises
+        RequestNotKnown as `ask` does, for a node that does not know SendBack.
         """
         deadline = self.deadline(timeout_s)
-        is_change = isinstance(make(0), _CHANGES)
+        asked = make(0)
+        is_change, is_copy = isinstance(asked, _CHANGES), isinstance(asked, api.SendBack)
+        unconfirmed = () if is_copy else _UNCONFIRMED
         refusal: Answer | None = None  # of the last attempt
         timeout: tuple[api.PutDone, bytes] | None = None  # of one that may have been done
         lost = False  # the connection ended during an attempt, which may have been done
@@ -438,7 +435,7 @@ class Requester:
                 if master is not None:
                     refusal = None
                     reply, payload = yield from self.ask(master, make, left, of_master=True)
-                    if isinstance(reply, api.PutDone) and reply.status in _UNCONFIRMED:
+                    if isinstance(reply, api.PutDone) and reply.status in unconfirmed:
                         timeout = reply, payload
                     elif isinstance(reply, api.PutDone) and reply.status.is_refusal:
                         refusal = reply, payload
@@ -460,7 +457,7 @@ class Requester:
                     if self.cluster.master is None:
                         yield from self.pause(min(left, _PAUSE_S))
             except UnreachableError as failure:
-                if master is not None and may_be_unknown and isinstance(failure, _EndedAfter):
+                if master is not None and is_copy and isinstance(failure, _EndedAfter):
                     ends[master] = ends.get(master, 0) + 1
                     if ends[master] >= CLOSED_MAX:
                         raise _not_known(master) from failure

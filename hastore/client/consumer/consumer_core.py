@@ -583,16 +583,11 @@ def commit_positions(
 
 
 def ask_until_taken(
-    requester: Requester,
-    make: Callable[[int], api.Request],
-    deadline: float,
-    *,
-    may_be_unknown: bool = False,
+    requester: Requester, make: Callable[[int], api.Request], deadline: float
 ) -> Steps[api.Reply]:
-    """Ask the master, and again if it is too busy, until the deadline; as `ask_master` does."""
+    """Ask the master, and again if it is too busy, until the deadline."""
     while True:
-        left_s = requester.left_s(deadline)
-        reply, _ = yield from requester.ask_master(make, left_s, may_be_unknown=may_be_unknown)
+        reply, _ = yield from requester.ask_master(make, requester.left_s(deadline))
         is_busy = isinstance(reply, api.Failed) and reply.status == Status.BUSY
         if not is_busy or requester.left_s(deadline) <= 2.0 * PAUSE_S:
             return reply

@@ -258,13 +258,11 @@ class SharedCore(Core):
         place = topic, message.queue_id, message.queue_offset, message.offset, message.epoch
 
         def make(rid: int) -> api.Request:
-            # All of the time: what is not confirmed earlier would be put once more.
+            # All of the time: what is not confirmed by then the caller would send once more.
             wait_ms = int(min(max(1.0, self.requester.left_s(deadline) * 1000.0), api.MAX_WAIT_MS))
             return api.SendBack(rid, self.group, *place, level, most, wait_ms)
 
-        self.sharing.advance()
-        reply = yield from ask_until_taken(self.requester, make, deadline, may_be_unknown=True)
-        check_stored(reply, topic)
+        check_stored((yield from self._ask_master(make, deadline)), topic)
 
     def committed(self) -> Steps[Places]:
         """Return the group's committed positions in all topics that it reads."""
