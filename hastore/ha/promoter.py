@@ -78,8 +78,8 @@ class Flags:
     # A node without whose answer nothing is promoted: the master of a planned flip. So this node
     # copies all that it has, also what no slave has confirmed.
     needed_node: int | None = None
-    # The order may be old, or the clocks differ: it means no later epoch than this node knows.
-    is_late: bool = False
+    # The order may be old, or the clocks differ: it means no later epoch than this one.
+    meant_epoch: int | None = None
 
 
 class Promoter:

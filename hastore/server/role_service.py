@@ -62,11 +62,13 @@ class OneShot(Protocol):
     """The options of one `hastore promote` or `hastore demote`, and what an order meant."""
 
     def take_flags(
-        self, command: str, epoch: int, keep: Callable[[Flags], None] = ...
-    ) -> Flags | None:
+        self, command: str, epoch: int, keep: Callable[[Flags], None] = ...,
+        *, new_role: bool = False,
+    ) -> Flags | None:  # fmt: skip
         """Return the options for `command`, and never again; None if there are none.
 
-        `keep` gets them first; if it raises OSError, they are not used.
+        `keep` gets them first; if it raises OSError, they are not used. With a `new_role`, which
+        they came with, late ones keep the condition of a flip.
         """
 
     def meant_epoch(self) -> int | None:
@@ -116,6 +118,7 @@ class RoleService(Service):
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self._called_off)
         self._flags = Flags()
         self._self_promotion = False
+        self._options_due = False  # those of a role that came while the node was down
         self._unsaved_role: Role | None = None  # followed, but not in node.json yet
         self._problem: str | None = None  # why the last tick failed
         self._wakeup = threading.Event()
@@ -223,7 +226,7 @@ class RoleService(Service):
         if not data.role_followed.is_master:
             self._on_change("promote", "asked", _WHILE_DOWN if data.history else "the first start")
             # The role may be old. It was not meant for a master that this node does not know.
-            flags = Flags(needed_node=data.needed_node)
+            flags, self._options_due = Flags(needed_node=data.needed_node), True
             self._promote(flags, known_epoch=max(data.promised_epoch, last_epoch(data.history)))
             return
         node = self._member.config.node
@@ -274,20 +277,22 @@ class RoleService(Service):
         Those of a promotion whose role is new came with the change of it; see `_flip`.
         """
         if self._config.assigned_role.is_master:
-            flags = self._take_promotion()
+            flags = self._take_promotion(new_role=self._options_due)
+            self._options_due = False
             if flags is not None:
                 self._on_change("promote", "asked", "hastore promote")
-                self._promote(flags)
+                self._promote(flags, flags.meant_epoch)
         else:
+            self._options_due = False
             flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
                 self.client.accept_loss = flags.accept_loss
                 if flags.accept_loss or not self.client.linked:
                     self.client.drop_link()
 
-    def _take_promotion(self) -> Flags | None:
-        epoch = self._member.state.last_epoch
-        return self._one_shot.take_flags("promote", epoch, self._keep_condition)
+    def _take_promotion(self, *, new_role: bool) -> Flags | None:
+        epoch, keep = self._member.state.last_epoch, self._keep_condition
+        return self._one_shot.take_flags("promote", epoch, keep, new_role=new_role)
 
     def _keep_condition(self, flags: Flags) -> None:
         """Keep whose answer the order needs: a restart goes on with it, without its options."""
@@ -344,7 +349,7 @@ class RoleService(Service):
         before, role = self._config.assigned_role, config.assigned_role
         flags = None
         if role.is_master and not before.is_master:
-            flags = self._take_promotion()
+            flags = self._take_promotion(new_role=True)
             if flags is None:
                 self._keep_condition(Flags())
         self._config = config
@@ -367,9 +372,7 @@ class RoleService(Service):
                 self._unsaved_role = role
         elif role.is_master:
             # Options are of this moment, unless late, and of the epoch that this node knows.
-            meant = None if flags is not None else self._meant_epoch()
-            if flags is not None and flags.is_late:
-                meant = self._member.state.last_epoch
+            meant = self._meant_epoch() if flags is None else flags.meant_epoch
             self._promote(flags or Flags(), meant)
         else:
             self._demote()

@@ -8,7 +8,8 @@
 
 RoleService's thread reads them (GroupService's the file, in mode dledger). Options are valid for
 60 s, and only in the epoch in which they were written. It is made durable that they are used before
-they are used, so that no power loss brings them back; those that are not valid are removed too.
+they are used, so that no power loss brings them back; those that are not valid are removed too. The
+condition of a flip is valid as long as the role that came with it is not followed yet.
 """
 
 import logging
@@ -170,12 +171,15 @@ class OneShotFlags:
         self._removing: OneShotFile | None = None  # its removal may not be durable yet
 
     def take_flags(
-        self, command: str, epoch: int, keep: Callable[[Flags], None] = lambda _flags: None
-    ) -> Flags | None:
+        self, command: str, epoch: int, keep: Callable[[Flags], None] = lambda _flags: None,
+        *, new_role: bool = False,
+    ) -> Flags | None:  # fmt: skip
         """If the file is valid and for `command`, remove it and return its flags; else return None.
 
         A valid file is at most 60 s old and was written in `epoch`; an invalid one is removed too.
-        `keep` gets the flags before the file is removed.
+        With a `new_role`, which is followed all the same, the condition of a flip stays: the disk
+        may have been full, or the node down, since the command. `keep` gets the flags before the
+        file is removed.
         Raises OSError if the file cannot be read, or not be removed durably; its flags are then
         not used, and a later call returns them, though the file itself may be gone.
         """
@@ -195,8 +199,11 @@ class OneShotFlags:
                 found.epoch,
                 epoch,
             )
-            self._remove(None)
-            return None
+            flags = _of_late(found) if new_role and found.command == command else None
+            if flags is not None:
+                keep(flags)
+            self._remove(None if flags is None else found)
+            return flags
         if found.command != command:
             return None
         flags = Flags(
@@ -228,6 +235,14 @@ class OneShotFlags:
             self._fs.remove(self._path)
         self._fs.sync_dir(self._path.rpartition("/")[0])
         self._removing = None
+
+
+def _of_late(once: "OneShotFile | Once") -> Flags | None:
+    """Return what counts of late options that came with a new role; None if nothing does."""
+    if once.needed_node is None:
+        return None
+    log.warning("the answer of node %d is needed all the same", once.needed_node)
+    return Flags(needed_node=once.needed_node, meant_epoch=once.epoch)
 
 
 class RegistryRoles:
@@ -323,23 +338,27 @@ class RegistryRoles:
         return self._with_role(role)
 
     def take_flags(
-        self, command: str, epoch: int, keep: Callable[[Flags], None] = lambda _flags: None
-    ) -> Flags | None:
+        self, command: str, epoch: int, keep: Callable[[Flags], None] = lambda _flags: None,
+        *, new_role: bool = False,
+    ) -> Flags | None:  # fmt: skip
         """Return the options for `command` that came with the role, if any, and never again.
 
         They are valid for 60 s, in the epoch in which they were written. Of later ones, which came
         with a new role, the condition of a flip stays: the role is followed all the same, and the
-        clocks of this machine and of the operator's may only differ. Raises OSError if it cannot
-        be made durable that they are used; they are then not used. `keep` gets them before.
+        clocks of this machine and of the operator's may only differ. So it is with a `new_role`,
+        also if it came while the node was down. Raises OSError if it cannot be made durable that
+        they are used; they are then not used. `keep` gets them before.
         """
         once = self.registry.wanted.once
         if once is None or once.id == self._memory.data.once:
             return None
+        if new_role:
+            self._turn = once.id
         age_ms = self._clock.wall_ms() - once.wall_ms
         late = abs(age_ms) > GOOD_FOR_MS
         if not late and once.epoch == epoch and once.command != command:
             return None
-        flags = self._counting(once, epoch, late=late)
+        flags = self._counting(once, command, late=late or once.epoch != epoch)
         if flags is not None:
             keep(flags)
         self._memory.save(once=once.id)
@@ -357,17 +376,13 @@ class RegistryRoles:
             has_options = once.no_catch_up or once.force_unclean or once.accept_loss
             if once.epoch == epoch and (once.id != self._turn or has_options):
                 self.registry.note_unused(once.command, age_ms)
-            if flags is not None:
-                log.warning("the answer of node %d is needed all the same", flags.needed_node)
         return flags
 
-    def _counting(self, once: "Once", epoch: int, *, late: bool) -> Flags | None:
-        """Return what counts of options in this epoch, None if nothing does."""
-        if once.epoch != epoch:
-            return None
+    def _counting(self, once: "Once", command: str, *, late: bool) -> Flags | None:
+        """Return what counts of options, None if nothing does."""
         if late:
-            is_new = once.id == self._turn and once.needed_node is not None
-            return Flags(needed_node=once.needed_node, is_late=True) if is_new else None
+            is_new = once.id == self._turn and once.command == command
+            return _of_late(once) if is_new else None
         return Flags(
             no_catch_up=once.no_catch_up,
             force_unclean=once.force_unclean,

@@ -383,7 +383,7 @@ class NodeState:
 
     def open_epoch(self, history: History) -> None:
         """Take over a history that ends with a promotion's entry, and clear `unclean`, `epoch_over`
-        and `superseded_by`.
+        and `superseded_by`; and `needed_node`, since the node that a flip needs has answered.
 
         This is one durable write. The node may take writes after it.
         """
@@ -397,6 +397,7 @@ class NodeState:
                 unclean=False,
                 epoch_over=False,
                 superseded_by=0,
+                needed_node=None,
             )
 
     def learn_store(self, node: int, store_id: str) -> None:

@@ -95,10 +95,10 @@ def once_file(node: Node) -> pathlib.Path:
     return pathlib.Path(node.config.store.root) / "hastore" / "once.json"
 
 
-def command(node: Node, name: str = "promote", **flags: bool) -> None:
+def command(node: Node, name: str = "promote", ahead_ms: int = 0, **flags: Any) -> None:
     """Do what `hastore promote` does for a node whose file has the role already."""
     note = {"command": name, "epoch": node.state.last_epoch,
-            "wall_ms": int(time.time() * 1000), **flags}  # fmt: skip
+            "wall_ms": int(time.time() * 1000) + ahead_ms, **flags}  # fmt: skip
     # The node may read it at any time.
     REAL.replace_bytes(str(once_file(node)), json.dumps(note).encode())
     node.roles.wake()
@@ -604,9 +604,103 @@ def test_a_flip_keeps_its_condition_though_the_clocks_differ(
         patched.setattr(promoter, "ask_all", partial(ask_all, skip=silent))
         give(Role.SYNC_MASTER, ahead_ms=hours * 3_600_000, needed_node=1, no_catch_up=True)
         wait_for(lambda: "waiting for node 1, which may have" in str(two.roles.reason))
-        assert two.roles._flags == Flags(needed_node=1, is_late=True)
+        assert two.roles._flags == Flags(needed_node=1, meant_epoch=two.state.last_epoch)
         assert writable(one) and not writable(two)
     wait_for(lambda: writable(two) and two.roles.reason is None)
+
+
+@contextlib.contextmanager
+def unread(node: Node) -> Iterator[None]:
+    """Let the node's thread of roles read nothing meanwhile: its process is stopped, say."""
+    stopped, goes_on = threading.Event(), threading.Event()
+    read = node.roles._read_config
+
+    def held() -> Config | None:
+        stopped.set()
+        goes_on.wait()
+        return read()
+
+    node.roles._read_config = held
+    assert stopped.wait(60)
+    try:
+        yield
+    finally:
+        node.roles._read_config = read
+        goes_on.set()
+
+
+@pytest.mark.parametrize("late", ["by time", "by epoch"])
+def test_a_flip_by_file_keeps_its_condition_though_it_is_taken_late(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """SIGSTOP, or a disk that was too full to take the options: the role is followed later."""
+    one, two = pair.running[1], pair.running[2]
+    epoch = two.state.last_epoch
+    with monkeypatch.context() as patched:
+        patched.setattr(promoter, "ask_all", partial(peer.ask_all, skip=frozenset({1})))
+        with unread(two):
+            if late == "by time":
+                command(two, ahead_ms=-3_600_000, needed_node=1, force_unclean=True)
+            else:
+                command(two, needed_node=1, force_unclean=True)
+                command(one)
+                wait_for(lambda: two.state.last_epoch > epoch and writable(one))
+            order(pair, 2, Role.SYNC_MASTER)
+        wait_for(lambda: "waiting for node 1, which may" in str(two.roles.reason) or writable(two))
+        assert writable(one) and two.roles._flags == Flags(needed_node=1, meant_epoch=epoch)
+        assert two.state.data.needed_node == 1 and not once_file(two).exists()
+    if late == "by time":
+        wait_for(lambda: writable(two))
+    else:
+        said = f"node 1 has opened epoch {one.state.last_epoch} since this node was told"
+        wait_for(lambda: said in str(two.roles.reason))
+        wait_for(lambda: two.state.data.needed_node is None)
+
+
+def test_a_flip_keeps_its_condition_though_its_node_was_down_before_it_took_it(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It crashed right after the command, and came back after an hour."""
+    two = pair.running[2]
+    pair.stop(2)
+    command(two, ahead_ms=-3_600_000, needed_node=1, no_catch_up=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(promoter, "ask_all", partial(peer.ask_all, skip=frozenset({1})))
+        two = pair.start(2, Role.SYNC_MASTER)
+        wait_for(lambda: "waiting for node 1, which may" in str(two.roles.reason) or writable(two))
+        assert not writable(two) and not two.roles._flags.no_catch_up
+        command(two)  # "if it is gone for good, `hastore promote` goes on without it"
+        wait_for(lambda: writable(two) and two.state.data.needed_node is None)
+
+
+def test_a_flip_in_zookeeper_keeps_its_condition_though_its_node_was_down(pair: Nodes) -> None:
+    two = pair.running[2]
+    give, epoch = orders_by("ZooKeeper", pair, 2), two.state.last_epoch
+    source = two.roles._one_shot
+    assert isinstance(source, RegistryRoles)
+    with unread(two):
+        give(Role.SYNC_MASTER, ahead_ms=-3_600_000, needed_node=1)
+        assert source.first().role is Role.SYNC_MASTER  # as at a start
+        kept: list[Flags] = []
+        found = source.take_flags("promote", epoch, kept.append, new_role=True)
+        assert found == Flags(needed_node=1, meant_epoch=epoch) and kept == [found]
+        assert source.take_flags("promote", epoch, new_role=True) is None, "once"
+
+
+def test_a_master_that_a_flip_has_made_waits_for_nobody_after_a_crash(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the answer when it opened its epoch; the old master may be gone since."""
+    two = pair.running[2]
+    with role_unsaved(two):
+        orders_by("file", pair, 2)(Role.SYNC_MASTER, needed_node=1)
+        wait_for(lambda: writable(two) and cannot_be_saved(two))
+        assert two.state.data.role_followed is Role.SLAVE
+        pair.stop(2)
+    monkeypatch.setattr(promoter, "ask_all", partial(peer.ask_all, skip=frozenset({1})))
+    two = pair.start(2, Role.SYNC_MASTER)
+    wait_for(lambda: "waiting for node 1, which may" in str(two.roles.reason) or writable(two))
+    assert writable(two)
 
 
 def test_a_flip_of_long_ago_spares_a_master_of_a_newer_epoch(
