@@ -110,8 +110,10 @@ class RoleService(Service):
         self._read_config = read_config
         self._config = member.config  # from the latest valid file; `member.config`: at the start
         self._changed: Config | None = None  # read, but not followed yet
-        self._looked_ms = 0.0  # when the configuration was last looked at, and
-        self._epoch_then = 0  # the greatest epoch that this node knew then
+        # When the configuration was last looked at: `member.config` a moment before this, while the
+        # store may take a minute to open; and the greatest epoch that this node knew then.
+        self._looked_ms = member.clock.monotonic_ms()
+        self._epoch_then = 0
         self._refused_ms = refused_ms
         self._refused: tuple[float, int] | None = None  # since when, and what it knew then
         self._late_epoch: int | None = None  # of a change that was seen, or followed, late
@@ -133,7 +135,7 @@ class RoleService(Service):
 
     def begin_with(self, config: Config) -> None:
         """Begin with this configuration instead of `member.config`. Called before `start`."""
-        self._config = config
+        self._config, self._looked_ms = config, self._member.clock.monotonic_ms()
 
     @property
     def reason(self) -> str | None:
@@ -192,7 +194,7 @@ class RoleService(Service):
 
     def run(self) -> None:
         """Resume the role in which the node stopped, then follow the file and the group."""
-        self._note_look()
+        self._note_epoch()
         self._begin()
         while not self.stopping.is_set():
             try:
@@ -319,8 +321,11 @@ class RoleService(Service):
 
     def _note_look(self) -> None:
         """Note that the configuration was looked at now, and what this node knows."""
-        data = self._member.state.data
         self._looked_ms = self._member.clock.monotonic_ms()
+        self._note_epoch()
+
+    def _note_epoch(self) -> None:
+        data = self._member.state.data
         self._epoch_then = max(data.promised_epoch, last_epoch(data.history))
 
     def _meant_epoch(self) -> int | None:

@@ -316,6 +316,33 @@ def test_an_order_to_a_node_that_was_stopped_spares_a_master_of_a_newer_epoch(
     wait_for(lambda: writable(two))
 
 
+def test_an_order_during_a_slow_start_spares_a_master_of_a_newer_epoch(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store took a minute to open; `hastore promote` had no answer, and was given elsewhere."""
+    one = pair.running[1]
+    pair.stop(2)
+    before = one.state.last_epoch
+    command(one)
+    wait_for(lambda: one.state.last_epoch > before and writable(one))
+    epoch, open_store = one.state.last_epoch, Node._open_store
+
+    def opened(self: Node) -> None:
+        open_store(self)
+        self.roles._looked_ms -= 60_000  # since the file was read
+        pair.changed[2] = pair.config(2, Role.SYNC_MASTER)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Node, "_open_store", opened)
+        two = pair.start(2, Role.SLAVE)
+    said = f"node 1 has opened epoch {epoch} since this node was told to become master"
+    wait_for(lambda: said in str(two.roles.reason) or writable(two))
+    assert writable(one) and one.state.last_epoch == epoch
+    wait_for(lambda: linked(two) and two.state.last_epoch == epoch)
+    command(two)
+    wait_for(lambda: writable(two))
+
+
 def test_an_order_in_a_file_that_was_refused_spares_a_master_of_a_newer_epoch(pair: Nodes) -> None:
     """A key in the file was open to others, and nobody looked for an hour."""
     one, two = pair.running[1], pair.running[2]
