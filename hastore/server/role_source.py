@@ -66,7 +66,9 @@ class ConfigWatch:
         self._retry_ms: float | None = None  # when `_seen`, which is not valid, is checked again
         self._said: str | None = None  # what the log says of `_seen`
         # When the file was refused first, as it is now, also if it is followed since; None: never.
+        # A file that could not be read for longer than RETRY_MS counts as refused since then.
         self.refused_ms: float | None = None
+        self._refused_before: float | None = None  # the same, before it could not be read
         self._mode: Mode | None = None  # that of the first configuration
         self.problem: str | None = None  # why the last change is not followed; the status shows it
 
@@ -86,19 +88,24 @@ class ConfigWatch:
         except OSError as error:
             if not self._unreadable:
                 self._unreadable, self._said = True, None
+                self._refused_before = self.refused_ms
+                if self._retry_ms is None or self.refused_ms is None:  # else it was refused before
+                    self.refused_ms = self._clock.monotonic_ms()
                 raise ConfigError(
                     f"{self.path}: {error.strerror}; the node keeps its configuration"
                 ) from error
             return None
-        now = self._clock.monotonic_ms()
+        now, away_ms = self._clock.monotonic_ms(), None
         if self._unreadable:
-            self._unreadable, self._said = False, None
+            away_ms = self.refused_ms
+            self._unreadable, self._said, self.refused_ms = False, None, self._refused_before
             if self._retry_ms is None:
                 self.problem = None
             else:  # it was not valid before
                 self._retry_ms = now
         if content != self._seen:
-            self._seen, self._said, self.refused_ms = content, None, None
+            is_old = away_ms is not None and now - away_ms > RETRY_MS
+            self._seen, self._said, self.refused_ms = content, None, away_ms if is_old else None
         elif self._retry_ms is None or now < self._retry_ms:
             return None
         self._retry_ms = now + RETRY_MS

@@ -108,6 +108,36 @@ def test_a_good_file_that_was_away_is_no_change(watched: Watched) -> None:
     assert watched.follow() is None and watched.watch.problem is None
 
 
+def test_an_order_in_a_file_that_could_not_be_read_is_as_old_as_that(watched: Watched) -> None:
+    """The node's user had no right to read what another one had edited, and nobody looked."""
+    watch, clock = watched.watch, watched.clock
+    for role, read_after_ms, since in (
+        (Role.SYNC_MASTER, 3_600_000.0, 1.0),  # also once it is followed, as for a refused file
+        (Role.SLAVE, RETRY_MS, None),  # some editors move a file away before they write it
+    ):
+        clock.now_ms = 1.0
+        watched.path.rename(watched.folder / "away")
+        before = watch.refused_ms
+        assert watched.follow() is None and watch.refused_ms == 1.0, "what the node knows then"
+        (watched.folder / "away").rename(watched.path)
+        assert watched.follow() is None and watch.refused_ms == before, "it is the same file"
+        watched.path.unlink()
+        assert watched.follow() is None
+        clock.now_ms += read_after_ms
+        watched.write(role.value)
+        assert watched.follow() is role and watch.refused_ms == since
+        clock.now_ms += 1.0
+        assert watched.follow() is None and watch.refused_ms == since
+    clock.now_ms = 5.0
+    watched.write("MASTER")
+    assert watched.follow() is None and watch.refused_ms == 5.0
+    clock.now_ms = 6.0
+    away = watched.path.rename(watched.folder / "away")
+    assert watched.follow() is None and watch.refused_ms == 5.0
+    away.rename(watched.path)
+    assert watched.follow() is None and watch.refused_ms == 5.0
+
+
 @pytest.mark.parametrize("name", ["a\\0b", "\\ud800"])
 def test_what_cannot_be_a_path_ends_no_node(watched: Watched, name: str) -> None:
     watched.write("SLAVE", name)
