@@ -107,7 +107,10 @@ def promote(
         present = Role(before["role"])
     is_assigned = present is not None and present.is_master
     follows = before is not None and before["role"] == Role.SLAVE.value  # superseded, if assigned
-    again = present is role or (is_assigned and follows)  # no change for the node: a new epoch
+    # One that waits to be master goes on with its old order, and that one's options.
+    state = {} if before is None else before
+    waits = state.get("role_state") == "promoting" and not state["writable"]
+    again = present is role or (is_assigned and (follows or waits))  # no change for the node alone
     flipped = is_assigned and not again
     # A change between the master roles keeps the epoch, in which changed acks or nodes never count.
     # To ASYNC_MASTER it must take effect at once: the new epoch would wait for nodes that are dead.

@@ -7,6 +7,8 @@ import pathlib
 
 import pytest
 
+from hastore.cli import flip as flip_command
+from hastore.cli import own_node
 from hastore.cli.own_node import FilePlace
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
@@ -15,6 +17,7 @@ from hastore.errors import ConfigError
 from hastore.fs import private_files
 from hastore.fs.filesystem import REAL
 from hastore.server.role_source import OneShotFlags
+from tests.cli.fake_group import FakeGroup
 from tests.cli.kit import hastore
 from tests.process.harness import ROOT, Group
 
@@ -164,6 +167,22 @@ def test_a_superseded_master_is_promoted_also_if_its_file_has_the_other_masters_
     assert group[1].file_role == "ASYNC_MASTER"
     code, answer, problems = flip("promote", group[1])
     assert (code, answer and answer["role"]) == (0, "SYNC_MASTER"), problems
+
+
+@pytest.mark.parametrize("role", [Role.ASYNC_MASTER, Role.SYNC_MASTER])
+def test_a_waiting_promotion_is_a_new_order_with_the_other_masters_role(
+    tmp_path, monkeypatch, role
+):
+    """The master of a flip is gone, and the node says that `hastore promote` goes on without it."""
+    fakes = FakeGroup(tmp_path)
+    monkeypatch.setattr(own_node, "ask_own_status", fakes.status)
+    two, waiting = fakes[2], "SYNC_MASTER" if role is Role.ASYNC_MASTER else "ASYNC_MASTER"
+    two.path.write_text(two.path.read_text().replace("role: SLAVE", f"role: {waiting}"))
+    two.read, two.state, two.flags = waiting, "promoting", {"needed_node": 1}
+    fakes[1].alive = False
+    status = flip_command.promote(str(two.path), role, patience_s=0.2)
+    assert (status["role"], status["writable"]) == (role.value, True)
+    assert "needed_node" not in two.flags
 
 
 def test_a_sync_master_that_waits_for_no_slave_says_so(group):
