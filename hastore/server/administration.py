@@ -207,7 +207,9 @@ class Administration:
         except ConfigError as wrong:
             raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
         try:
-            if once is not None:  # before the role: the node reads it with the role
+            if once is None:  # those of an order during which this node was killed
+                self._remove_once()
+            else:  # before the role: the node reads it with the role
                 self._write_once(once, file.path)
             return file if text == file.text else _replaced(file, text, wanted)
         except ConfigError:
@@ -236,7 +238,8 @@ class Administration:
         place = self._once_path
         try:
             if self._fs.exists(place):
-                self._fs.remove(place)
+                with contextlib.suppress(FileNotFoundError):  # the node has used them now
+                    self._fs.remove(place)
                 self._fs.sync_dir(os.path.dirname(place))
         except OSError as failure:
             raise ConfigError(

@@ -288,6 +288,22 @@ def test_options_of_a_promotion_are_given_once(tmp_path: pathlib.Path) -> None:
     assert done(node, later, look.version).changed and once.exists(), "a new epoch"
 
 
+def test_options_of_a_node_that_was_killed_are_not_those_of_the_next_order(
+    tmp_path: pathlib.Path,
+) -> None:
+    """It wrote them, but not the role any more. A plain promotion would be --force-unclean then."""
+    path = write(tmp_path)
+    once = tmp_path / "data2" / "hastore" / "once.json"
+    once.parent.mkdir(parents=True)
+    wall_ms = SYSTEM_CLOCK.wall_ms()
+    left = {"command": "promote", "force_unclean": True, "epoch": 65537, "wall_ms": wall_ms}
+    once.write_text(json.dumps(left))
+    node, plain = node_of(path), api.RoleChange("12345678", "SYNC_MASTER")
+    version = done(node, plain).version
+    assert once.exists(), "the look"
+    assert done(node, plain, version).role == "SYNC_MASTER" and not once.exists()
+
+
 class Clocks:
     """Both clocks, as far as they are said to go on."""
 
