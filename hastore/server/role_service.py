@@ -235,11 +235,13 @@ class RoleService(Service):
         if may_resume(data.history, data.promised_epoch, node, data.epoch_over) is not None:
             self.mode = RoleMode.RESUMING
             return
-        own_is_last = epoch_node(last_epoch(data.history)) == node
-        if data.epoch_over and own_is_last and data.promised_epoch == last_epoch(data.history):
+        last, promised = last_epoch(data.history), data.promised_epoch
+        if data.epoch_over and epoch_node(last) == node and promised == last:
             self._promote_itself()
-            return
-        self._yield_to(data.promised_epoch)
+        elif epoch_node(promised) == node and promised > last:
+            self._note_interrupted(promised)
+        else:
+            self._yield_to(promised)
 
     def _tick(self) -> None:
         """Follow what has changed, go on with what waits, and save the role that is followed.
@@ -402,6 +404,16 @@ class RoleService(Service):
         self._self_promotion = False
         self._start_client()
         self.settled.set()
+
+    def _note_interrupted(self, epoch: int) -> None:
+        """Follow although the file asks for a master: a new order is needed, with its options."""
+        text = (
+            f"a restart has interrupted the promotion to epoch {epoch} of this node, which follows "
+            "now. To make it master run `hastore promote`, to make it a slave `hastore demote`"
+        )
+        log.warning("%s", text)
+        self._on_change("promote", "refused", text)
+        self._follow(text)
 
     def _yield_to(self, epoch: int) -> None:
         """Follow although the file asks for a master."""

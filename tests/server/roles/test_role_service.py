@@ -559,6 +559,28 @@ def test_a_demotion_while_the_node_was_down_is_followed_before_it_can_be_saved(
     wait_for(lambda: one.state.data.role_followed is Role.SLAVE and one.roles.reason is None)
 
 
+def test_a_master_that_crashed_while_it_began_a_new_epoch_says_so(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other node supersedes it: the epoch that it has promised is its own."""
+    epoch, open_store = next_epoch(pair.running[1].state.last_epoch, 1), Node._open_store
+
+    def opened(self: Node) -> None:
+        open_store(self)
+        self.state.promise(epoch)
+
+    pair.stop(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Node, "_open_store", opened)
+        one = pair.start(1, Role.SYNC_MASTER)
+    wait_for(lambda: one.roles.mode is RoleMode.FOLLOWING)
+    said = "a restart has interrupted the promotion to epoch"
+    assert str(one.roles.reason).startswith(f"{said} {epoch} of this node")
+    assert ("demote", "superseded") not in dict(one.audit.counted())
+    command(one)
+    wait_for(lambda: writable(one) and one.roles.reason is None)
+
+
 def test_a_superseded_master_whose_role_was_never_saved_stays_superseded(pair: Nodes) -> None:
     """Else a restart would take its role for an order that came since, and take it back."""
     one, two = pair.running[1], pair.running[2]
