@@ -37,6 +37,7 @@ from hastore.client.messages import GroupMembers, NodeInfo
 from hastore.client.security import as_security
 from hastore.errors import ClientError, HastoreError, UnreachableError, UsageError
 from hastore.protocol.remoting import Code
+from hastore.record.delays import RETRY_PREFIX
 
 EARLIEST, LATEST = "earliest", "latest"
 MEMBERS_S = 5.0  # for each node's answer who is online
@@ -88,8 +89,13 @@ def read_places(addresses: list[str]) -> tuple[dict[str, list[Place]], Ranges, i
 
 
 def _tell_unread(group: str, places: list[Place], ranges: Ranges) -> None:
-    """Say which queues with messages count as no lag, since the group has no position there."""
-    for topic in sorted({one.topic for one in places}):
+    """Say which queues with messages count as no lag, since the group has no position there.
+
+    The group's retries are among them, though it may have no position in that topic at all: its
+    members have ended before the first of them came.
+    """
+    retries = {RETRY_PREFIX + group}.intersection(ranges)
+    for topic in sorted({one.topic for one in places} | retries):
         known = {one.queue for one in places if one.topic == topic}
         left = {
             queue: end - first
@@ -101,6 +107,13 @@ def _tell_unread(group: str, places: list[Place], ranges: Ranges) -> None:
                 f"not counted as lag: {counted(sum(left.values()), 'message')} in queue"
                 f" {_runs_text(sorted(left))} of topic {topic}, where group {group} has no position"
             )
+
+
+def _only_retries(found: Mapping[str, list[Place]], ranges: Ranges) -> list[str]:
+    """Return the groups that have a topic of retries, and no position."""
+    names = sorted(topic for topic in ranges if topic.startswith(RETRY_PREFIX))
+    groups = [name.removeprefix(RETRY_PREFIX) for name in names]
+    return [group for group in groups if group not in found]
 
 
 @click.group("groups", short_help="Show and move consumer groups, and delete their settings.")
@@ -132,8 +145,8 @@ def list_command(bootstrap: str | None, as_json: bool) -> int:
     if not as_json and rows:
         numbers = ("topics", "queues", "lag")
         _print_table(["group", *numbers], rows, numbers)
-    for group, places in found.items():
-        _tell_unread(group, places, ranges)
+    for group in [*found, *_only_retries(found, ranges)]:
+        _tell_unread(group, found.get(group, []), ranges)
     if not found and code == DONE:
         print_note("no group has committed a position")
     return code
@@ -152,6 +165,8 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
     """
     addresses = bootstrap_addresses(bootstrap)
     found, ranges, code = read_places(addresses)
+    if group in _only_retries(found, ranges):
+        found = {**found, group: []}
     places = [one for one in _places_of(found, group) if topic in (None, one.topic)]
     owners = _owners(addresses, group) if places else {}
     rows = []
@@ -174,7 +189,7 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
     if not as_json and rows:
         right = ("queue", "position", "end", "lag")
         _print_table(["topic", *right, "member"], rows, right)
-    _tell_unread(group, places, ranges)
+    _tell_unread(group, places, ranges if topic is None else {topic: ranges.get(topic, {})})
     if not rows:
         print_note(f"group {group} has no position" + (f" in topic {topic}" if topic else ""))
     return code
@@ -282,8 +297,9 @@ def lag_command(only: str | None, limit: int | None, bootstrap: str | None, as_j
     """Show how many messages each group lags in each topic."""
     found, ranges, code = read_places(bootstrap_addresses(bootstrap))
     lags: dict[tuple[str, str], int] = {}
-    for group in found if only is None else [only]:
-        places = _places_of(found, group)
+    unplaced = _only_retries(found, ranges)
+    for group in [*found, *unplaced] if only is None else [only]:
+        places = found.get(group, []) if group in unplaced else _places_of(found, group)
         _tell_unread(group, places, ranges)
         for one in places:
             key = group, one.topic

@@ -83,6 +83,22 @@ def test_queues_without_a_position_are_named(node, groups):
     assert "half" not in groups("list").stderr
 
 
+def test_retries_in_which_the_group_has_no_position_are_named(node, groups):
+    """The members have ended before the first retry came: nobody has committed there."""
+    commit(node, "late", "T", {0: 10, 1: 10})
+    with Producer([node.api]) as producer:
+        for group in ("late", "never"):
+            producer.send_sync(f"%RETRY%{group}", b"again", queue=0)
+    note = "not counted as lag: 1 message in queue 0 of topic %RETRY%{0}, where group {0} has no"
+    for group in ("late", "never"):
+        for arguments in (("lag", "--group", group), ("lag",), ("describe", group), ("list",)):
+            done = groups(*arguments)
+            assert done.returncode == 0 and note.format(group) in done.stderr
+    assert "%RETRY%" not in groups("describe", "late", "--topic", "T").stderr
+    commit(node, "late", "%RETRY%late", {0: 1})
+    assert "%RETRY%late" not in groups("list").stderr
+
+
 def test_members_are_shown_with_their_queues(node, groups):
     commit(node, "shared", "T", {0: 0, 1: 0})
     none = groups("members", "shared")
