@@ -51,8 +51,10 @@ def node(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Nod
         yield started
 
 
-def member(node: Node | DLedgerNode, topic: str = "orders") -> SharedConsumer:
-    consumer = hastore.Consumer(topic, node.api.endpoint, group="g", share=True)
+def member(
+    node: Node | DLedgerNode, topic: str = "orders", group: str = "g"
+) -> SharedConsumer:
+    consumer = hastore.Consumer(topic, node.api.endpoint, group=group, share=True)
     assert isinstance(consumer, SharedConsumer)
     return consumer
 
@@ -141,6 +143,21 @@ def test_the_settings_of_the_group_may_allow_no_retries(node: Node | DLedgerNode
             admin.set_topic("%RETRY%g", attributes={ATTRIBUTE: settings})
         with pytest.raises(MessageIllegalError, match="say that it has no retries"):
             consumer.send_back(message)
+
+
+@pytest.mark.parametrize("group", ["my.group", "g" * 249])
+def test_a_group_whose_name_no_topic_can_have_is_named(
+    node: Node | DLedgerNode, group: str
+) -> None:
+    """Its members read, and only the first message to be sent back shows that it has no retries."""
+    with hastore.Producer(node.api.endpoint) as producer, member(node, group=group) as consumer:
+        producer.send_sync("orders", b"poison")
+        message = one_of(consumer)
+        for dead in (False, True):
+            expected = f"the group '{group[:9]}.* has no retries and no dead letters"
+            with pytest.raises(MessageIllegalError, match=expected):
+                consumer.send_back(message, dead_letter=dead)
+        consumer.commit()
 
 
 def test_a_node_that_does_not_know_the_request_is_named(

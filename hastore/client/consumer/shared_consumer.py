@@ -197,7 +197,7 @@ class SharedCalls(Client):
 
         If the call's outcome is unknown, repeat it: the message may come twice then, as any may.
         Raises MessageIllegalError if the message is not in the master's log any more or the
-        group's settings allow no retries, and else what Producer.send_sync would.
+        group's settings or its name allow no retries, and else what Producer.send_sync would.
         """
         return self._core.send_back(message, delay_level, max_attempts, dead=dead_letter)
 

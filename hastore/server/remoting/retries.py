@@ -24,7 +24,7 @@ from hastore.protocol.api import Put, PutDone, SendBack, Status
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import Record, decode_record
 from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, retry_of, sent_back
-from hastore.record.properties import MAX_GROUP_TOPIC, decode_properties
+from hastore.record.properties import MAX_GROUP_TOPIC, check_topic, decode_properties
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import (
@@ -55,6 +55,7 @@ _WAITING = frozenset(
 )
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"
 _MAX_NAME = MAX_GROUP_TOPIC - len(RETRY)
+_SHOWN = 40  # characters of a name in a text
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
 
 
@@ -150,8 +151,7 @@ class Retries:
         times = settings.retry_max_times if asked.attempts is None else asked.attempts
         wish = Wish(asked.group, asked.offset, asked.level, times, None, asked.topic)
         try:
-            if len(asked.group) > _MAX_NAME:
-                raise _illegal(f"the group's name is longer than {_MAX_NAME}: it has no retries")
+            _check_group(asked.group)
             if settings.retry_queue_nums <= 0:
                 raise _illegal(
                     f"the settings of group {asked.group!r} say that it has no retries "
@@ -303,6 +303,19 @@ def _number(
     if not least <= number <= most:
         raise _illegal(f"{name}={number} is not from {least} to {most}")
     return number
+
+
+def _check_group(group: str) -> None:
+    """Refuse a group of hastore's whose name topics of retries and of dead letters cannot have."""
+    try:
+        check_topic(RETRY + group)
+    except MessageIllegalError as failure:
+        shown = group if len(group) <= _SHOWN else group[:_SHOWN] + "..."
+        raise _illegal(
+            f"the group {shown!r} has no retries and no dead letters: for these its name has 1 to "
+            f"{_MAX_NAME} characters of A-Za-z0-9_%|-; send a copy of the message, or read on in a "
+            "group of another name"
+        ) from failure
 
 
 def _unreadable(request: Request) -> Answer:
