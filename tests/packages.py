@@ -337,7 +337,7 @@ TABLE = (
         "the command line: each module parses one command and prints its results",
         (
             *("protocol", "record.properties", "record.topic_records", "record.compression"),
-            *("record.layout", "record.message_filter"),
+            *("record.delays", "record.layout", "record.message_filter"),
             *("fs", "config", "security", "backup", "repair"),
             *("registry.editing", "store.cuts", "store.offline", "store.state.entry_state"),
             *("store.state.limits", "store.state.marker_files"),
