@@ -408,9 +408,23 @@ def _why_no_member(identity: Identity, request: api.Sharing) -> str | None:
         for topic in request.queues:
             if not may_read(identity, topic):
                 return no_right(identity, "consume", topic)
-    if isinstance(request, api.SendBack) and not may_read(identity, request.topic):
-        return no_right(identity, "consume", request.topic)
+    if isinstance(request, api.SendBack):
+        return _why_not_back(identity, request)
     return None  # a Join is answered without the topics that it may not read
+
+
+def _why_not_back(identity: Identity, request: api.SendBack) -> str | None:
+    """Return why a message is not taken back: whoever may not read the copy would never get it."""
+    if not may_read(identity, request.topic):
+        return no_right(identity, "consume", request.topic)
+    retries = RETRY_PREFIX + request.group
+    if request.level >= 0 and not may_read(identity, retries):
+        return (
+            f"identity {identity.name} would not get the message again, as it has no right to read "
+            f"{short(retries)}; whoever keeps the node's file of identities can add the group to "
+            "its `groups`"
+        )
+    return None
 
 
 def anothers_producer(identity: Identity, producer: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hastore import Admin, Consumer, Producer
+from hastore.client.consumer.shared_consumer import SharedConsumer
 from hastore.errors import ClientError, ForbiddenError, ProtocolError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
@@ -453,6 +454,30 @@ def test_rights_of_members(secured: Secured) -> None:
                 admin.group_members("other")
         with Admin([server.endpoint], security=boss) as admin:
             assert admin.group_members("other").members == [], "an admin may see any group"
+
+
+def test_who_may_not_read_the_retries_sends_nothing_back(secured: Secured) -> None:
+    """An identity without `groups` may be in any group, and reads the retries of none of them."""
+    shared: Any = SimpleNamespace()
+    anybody = secured.identity("anybody", consume='["a"]', produce='["a"]')
+    wide = secured.identity("wide", consume='["a", "%RETRY%*"]')
+    strict = secured.identity("strict", consume='["a"]', groups='["g"]')
+    with secured.server(make_door=lambda parts: fill(parts, shared)) as server:
+        with Producer([server.endpoint], security=anybody) as producer:
+            producer.send_sync("a", b"poison", queue=0)
+        waits = secured.backend.store.queues
+        for security, count in ((anybody, 0), (wide, 1), (strict, 2)):
+            with SharedConsumer("a", [server.endpoint], group="g", security=security) as consumer:
+                while not (found := consumer.poll(timeout_s=60.0)):
+                    pass
+                if count:
+                    consumer.send_back(found[0])
+                else:
+                    with pytest.raises(ForbiddenError, match="identity anybody .*%RETRY%g.*groups"):
+                        consumer.send_back(found[0])
+                    consumer.send_back(found[0], dead_letter=True)
+            assert (waits.queue_range("SCHEDULE_TOPIC_XXXX", 2) or (0, 0)) == (0, count)
+        assert waits.queue_range("%DLQ%g", 0) == (0, 1)
 
 
 def test_a_node_without_a_door_shares_nothing(secured: Secured) -> None:
