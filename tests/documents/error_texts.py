@@ -58,8 +58,8 @@ _REFUSALS = (
 )  # fmt: skip
 _REFUSING = re.compile(
     r"^(_refusal(_of)?|refusal|why|_over|no_right|anothers_producer|_reason_to_end|prove|why_not"
-    r"|_certificate_text|_why_not|_why_too_large|_is_marked|_ends_transaction|_check_topic|_place"
-    r"|admit_put|_put_to_wait|why_full)$"
+    r"|_certificate_text|_why_not(_back)?|_why_too_large|_is_marked|_ends_transaction|_check_topic"
+    r"|_place|admit_put|_put_to_wait|why_full)$"
 )
 
 
