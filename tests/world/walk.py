@@ -237,6 +237,8 @@ class Walk:
 
     def _operate(self) -> None:
         """Bring the group back, stop the clients, and check."""
+        if self.zookeeper is not None and self._is_ordered():
+            self.world.sleep(3.0)  # a node may learn of it only now
         begun, turn = self.world.now, 0
         while not self._serves():
             if self.plan.shape.mode is Mode.CLASSIC and self.world.now - begun > 20.0 * turn:
@@ -268,6 +270,14 @@ class Walk:
             self._wait(self._mended, 90.0)  # the scrubber begins a minute after the last start
         self._check()
         self.done = True
+
+    def _is_ordered(self) -> bool:
+        """Whether a command has changed the role of a node a short while ago."""
+        then = max(self.world.now - 20.0, 1.0)  # not the roles with which the nodes began
+        return any(
+            order.begun_s > then
+            for machine in self.machines for order in machine.orders.given
+        )  # fmt: skip
 
     def _wait(self, is_true: Any, limit_s: float = 60.0, each_s: float = 0.2) -> bool:
         end = self.world.now + limit_s
