@@ -20,6 +20,7 @@ from hastore.cli.common import (
 from hastore.cli.own_node import (
     ANSWER_S,
     ask_own,
+    has_closed_store,
     node_name,
     of_each,
     pending_changes,
@@ -28,7 +29,7 @@ from hastore.cli.own_node import (
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Role
-from hastore.errors import STORE_CLOSED, NotAuthenticatedError
+from hastore.errors import NotAuthenticatedError
 
 Status = dict[str, Any]
 _NO_LINK = "NO_LINK"  # the state of a follower of mode dledger whose link is broken
@@ -93,7 +94,7 @@ def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -
         )
     if _is_master(own):
         return _of_master(config, own, others)
-    if _is_closed(own):  # neither a put nor an election waits for it until it is restarted
+    if has_closed_store(own):  # neither a put nor an election waits for it until it is restarted
         return Verdict(True, f"{name} takes nothing until it is restarted ({own['reason']}): look "
                        "at its disk, and restart it")  # fmt: skip
     if not masters:
@@ -137,11 +138,6 @@ def _counted(config: Config, master: Status) -> list[Status]:
 def _is_master(status: Status) -> bool:
     """Whether a node is the master, also if it takes no puts now: its disk may be full."""
     return bool(status["writable"]) or status["master"] == status["node"]
-
-
-def _is_closed(status: Status) -> bool:
-    """Whether a node's store is closed: only a restart opens it."""
-    return str(status.get("reason") or "").startswith(STORE_CLOSED)
 
 
 def _perhaps_alive(
@@ -188,7 +184,7 @@ def _of_master(config: Config, own: Status, others: dict[int, Status]) -> Verdic
         return Verdict(False, f"node {config.node} leads: its stop costs an election; {what}")
     if to is None:
         then = "see `hastore status`"
-        if _is_closed(own):
+        if has_closed_store(own):
             then = "until it is restarted, it takes none: look at its disk, and restart it"
         return Verdict(False, f"node {config.node} is the master, and no slave is in sync with it: "
                        f"{cost}; {then}")  # fmt: skip

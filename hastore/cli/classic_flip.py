@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 
 from hastore.cli.flip import REFUSED_AFTER_S, TELL_AFTER_S, Notes, OneShotFlags, told_reason
 from hastore.cli.group_files import NOTHING, STATELESS, Flip, Status, slave_of
-from hastore.cli.own_node import RolePlace
+from hastore.cli.own_node import RolePlace, has_closed_store
 from hastore.client.messages import next_file_lack, replay_stop
 from hastore.config.model import Role
-from hastore.errors import STORE_CLOSED, HastoreError, PromotionRefused
+from hastore.errors import HastoreError, PromotionRefused
 
 CALL_OFF_S = 5.0  # how long a flip that has failed waits until it is called off
 NEAR_BYTES = 4 * 1024 * 1024  # what the wanted node may lack when its promotion begins
@@ -382,7 +382,7 @@ class ClassicFlip(Flip):
             return sorted(set(before) - {self._to})
         slaves = before[self.master]["slaves"]
         near = {one["node"] for one in slaves if one["in_sync"] and one["node"] in before}
-        if str(before[self.master]["reason"]).startswith(STORE_CLOSED):
+        if has_closed_store(before[self.master]):
             self._say("left", f"node {self.master} follows once it is restarted, because its store "
                       "is closed: look at its disk first")  # fmt: skip
             return sorted(near - {self._to})

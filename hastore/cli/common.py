@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
     from rich.console import Console
     from rich.progress import Progress
-_ASKED = "hastore.json"  # in click's meta: whether the arguments have --json
+_JSON_ASKED = "hastore.json"  # in click's meta: whether the arguments have --json
 
 
 class LazyGroup(click.Group):
@@ -482,31 +482,33 @@ class JsonErrors(LazyGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Note whether errors are wanted as JSON: those of the arguments are among them."""
-        ctx.meta[_ASKED] = "--json" in args
+        ctx.meta[_JSON_ASKED] = "--json" in args
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. With --json, the object is printed after the line on stderr."""
-        if not ctx.meta[_ASKED]:
+        if not ctx.meta[_JSON_ASKED]:
             return super().invoke(ctx)
         try:
             return super().invoke(ctx)
         except Stopped as stop:
-            _print("Stopped", stop.text, stop.exit_code)
+            _print_failure("Stopped", stop.text, stop.exit_code)
             raise
         except BrokenPipeError:
             raise
         except (click.ClickException, HastoreError, OSError) as error:
             code, text = explain(error, ctx.find_root().info_name or "")
             print_error(text)
-            _print(type(error).__name__, text, code)
+            _print_failure(type(error).__name__, text, code)
             raise click.exceptions.Exit(code) from error
         except (click.exceptions.Exit, click.Abort):
             raise
         except Exception as defect:
-            _print(type(defect).__name__, str(defect) or type(defect).__name__, FAILED)
+            kind = type(defect).__name__
+            _print_failure(kind, str(defect) or kind, FAILED)
             raise
 
 
-def _print(kind: str, text: str, code: int) -> None:
+def _print_failure(kind: str, text: str, code: int) -> None:
+    """Print the object of a command that has failed."""
     print_json({"error": " ".join(text.split()), "type": kind, "exit_code": code})

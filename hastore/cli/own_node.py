@@ -27,6 +27,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import edit_role
 from hastore.config.model import BindConfig, Config, NodeAddress, Role, Wire
 from hastore.errors import (
+    STORE_CLOSED,
     ClientError,
     HastoreError,
     NotAuthenticatedError,
@@ -45,6 +46,11 @@ _ASKED_AT_ONCE = 32
 _SILENT_MS = 30_000.0  # so long a command does not ask a registry again that did not answer
 _SILENT_UNTIL = "hastore.registry"  # its place in the command's context
 _T = TypeVar("_T")
+
+
+def has_closed_store(status: Mapping[str, Any]) -> bool:
+    """Whether a node's store is closed: the node takes nothing until it is restarted."""
+    return str(status.get("reason") or "").startswith(STORE_CLOSED)
 
 
 def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> str | None:

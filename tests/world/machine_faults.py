@@ -136,11 +136,12 @@ class FaultyMachine(Machine):
         path = _chosen(files, part)
         if path is not None:
             place = int(part * 7919.0 % 1.0 * self.disk.size(path))
+            content = self.disk.read_bytes(path)
             if log:
-                place = self.disk.read_bytes(path).find(b"....", place)
+                place = content.find(b"....", place)
                 if place < 0:
                     return True
-            around = self.disk.read_bytes(path)[max(0, place - 64) : place + 4]
+            around = content[max(0, place - 64) : place + 4]
             self.disk.rot(path, place, 1 << int(part * 1e6) % 8)
             return any(one.has_in_log(os.path.basename(path), place, around) for one in others)
         return True

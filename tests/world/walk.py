@@ -237,7 +237,7 @@ class Walk:
 
     def _operate(self) -> None:
         """Bring the group back, stop the clients, and check."""
-        if self.zookeeper is not None and self._is_ordered():
+        if self.zookeeper is not None and self._has_new_orders():
             self.world.sleep(3.0)  # a node may learn of it only now
         begun, turn = self.world.now, 0
         while not self._serves():
@@ -271,7 +271,7 @@ class Walk:
         self._check()
         self.done = True
 
-    def _is_ordered(self) -> bool:
+    def _has_new_orders(self) -> bool:
         """Whether a command has changed the role of a node a short while ago."""
         then = max(self.world.now - 20.0, 1.0)  # not the roles with which the nodes began
         return any(

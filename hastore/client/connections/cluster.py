@@ -168,8 +168,8 @@ class ClusterView:
     def take_refused(self) -> str | None:
         """Return `refused`, and forget what the nodes have said: the next call asks them anew.
 
-        By then a certificate may be renewed, or an identity be there. Only their answer to a
-        question would end a refusal, and nobody who believes in it asks.
+        By then a certificate may be renewed, or an identity be there. A refusal ends with a node's
+        next answer, and while it counts no node is asked: kept, it would last for ever.
         """
         refused = self.refused
         if refused is not None:

@@ -415,7 +415,7 @@ class Requester:
         TIMEOUT or that it is stored but not confirmed, is never reported as refused: if a later one
         fails for good, OutcomeUnknown is raised. What a master has stored but not confirmed is
         TIMEOUT once another one has replaced it. Use it only for requests that may be repeated.
-        A SendBack that is stored is not repeated: that is another copy, which comes as well. Raises
+        A SendBack that is stored is not repeated: consumers would get another copy. Raises
         RequestNotKnown as `ask` does, for a node that does not know SendBack.
         """
         deadline = self.deadline(timeout_s)

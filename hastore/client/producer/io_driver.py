@@ -145,7 +145,7 @@ class IoDriver:
         self._transport.wake()
         if self._callers_drive and not self._caller_is_driving:
             os.eventfd_write(self._idle_event, 1)
-        if self._threadless or is_finalizing():
+        if self.alone:
             self._drive_alone(self.core.is_idle)
 
     def drive_from_caller(self, future: SendFuture[Any]) -> None:
@@ -155,7 +155,7 @@ class IoDriver:
         have ended, because only the thread notifies their waiters.
         """
         core = self.core
-        if self._threadless or is_finalizing():
+        if self.alone:
             self._drive_alone(future.done)
         elif self._driving.locked():
             self.wake()
