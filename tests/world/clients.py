@@ -26,6 +26,7 @@ from tests.world.network import Network
 from tests.world.scheduler import Host, Scheduler
 
 GROUP = "group"
+GIVE_UP_S = 20.0  # of a reader of ranges; a node that runs has damaged bytes of another by then
 
 
 class ClientHost(Host, ABC):
@@ -189,12 +190,13 @@ class RangeHost(ClientHost):
             try:
                 self._read(queue, first, last + 1)
             except (HastoreError, TimeoutError, OSError) as failure:
-                mends = self.history.strict and not self.history.expires
+                alone = self.world.now - self.history.refused_s < 2 * GIVE_UP_S
+                mends = self.history.strict and not self.history.expires and not alone
                 if mends and isinstance(failure, CorruptRecordError):
                     self.history.violate(f"{self.name}: {failure}")
 
     def _read(self, queue: int, first: int, end: int) -> None:
-        reader = RangeReader(tuple(self.boot), TOPIC, queue, first, end, give_up_s=20.0)
+        reader = RangeReader(tuple(self.boot), TOPIC, queue, first, end, give_up_s=GIVE_UP_S)
         rows: list[Row] = []
         for chunk in reader.chunks():
             sizes, at = chunk.sizes, 0

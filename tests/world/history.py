@@ -46,6 +46,7 @@ class History:
     strict: bool = True
     # Retention works: one node may remove the only whole copy of what has rotted on another.
     expires: bool = False
+    refused_s: float = -1e9  # when a node last said why it does not start: it mends no other one
     sent: set[bytes] = field(default_factory=set)
     acked: dict[bytes, SendResult] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)

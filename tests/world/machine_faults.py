@@ -10,9 +10,11 @@ import msgspec
 
 from hastore.config.model import Role
 from hastore.dledger.driver.requests import AdminRequest
-from hastore.errors import RegistryError
+from hastore.errors import HastoreError, RegistryError
 from hastore.registry.editing import open_editor
 from hastore.registry.entry import Once
+from hastore.repair.mending import Source
+from hastore.repair.stopped import PeerLog, Report, opened, repair
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.role_source import OneShotFile
 from tests.world.disk import Disk
@@ -104,6 +106,33 @@ class FaultyMachine(Machine):
                 term=self.node.driver.term, members=tuple(core.members), wall_ms=self._wall_ms(),
                 by=by,
             ))  # fmt: skip
+
+    def repair_log(self) -> bool:
+        """Do what `hastore log repair` does; return whether the log is sound now."""
+        if self.running:
+            return False
+        own, report = self.config, Report(ROOT, dry_run=False)
+        self.running = True  # its operator does not start it meanwhile
+        try:
+            with (
+                contextlib.ExitStack() as stack,
+                opened(ROOT, node=own.node, cluster=own.cluster, group=own.group, fs=self.disk)
+                as stopped,
+            ):  # fmt: skip
+                sources: list[Source] = []
+                for number, place in own.nodes.items():
+                    peer = PeerLog(place.api)
+                    stack.callback(peer.close)
+                    if number != own.node and peer.look(
+                        node=own.node, cluster=own.cluster, group=own.group, mode=own.mode.value
+                    ) is None:  # fmt: skip
+                        sources.append(peer)
+                repair(stopped, sources, report)
+        except (HastoreError, OSError):
+            return False
+        finally:
+            self.running = False
+        return report.ok
 
     def retain(self, max_size_bytes: int | None) -> None:
         """Change the file's retention."""

@@ -187,6 +187,8 @@ class Walk:
         for machine in self.machines:
             if machine.needs_restart and self.world.chance.random() < 0.3:
                 machine.stop()
+            if machine.problem is not None:
+                self.history.refused_s = self.world.now
             if not machine.running and not machine.aside:
                 machine.start()
         self.world.after(1.0, self._supervise)
@@ -246,6 +248,7 @@ class Walk:
                 turn += 1
                 if turn == 3:
                     self._bring_back()
+                self._repair_logs()
             if self._may_give_up(begun):
                 self.done = True
                 return
@@ -308,6 +311,12 @@ class Walk:
             if machine.aside:
                 machine.demote()
                 machine.start()
+
+    def _repair_logs(self) -> None:
+        """Do what nodes say that do not start, as bytes of their logs are damaged."""
+        for machine in self.machines:
+            if not machine.aside and "hastore log repair" in (machine.problem or ""):
+                machine.repair_log()
 
     def _may_give_up(self, begun: float) -> bool:
         """Whether nodes that say why they do not start end the walk: beyond what is promised."""
