@@ -249,7 +249,7 @@ USABLE := import importlib.util, sys; v = sys.version_info[:2]; sys.exit( \
 	importlib.util.find_spec("pip") is None and "error: $(VENV) has no pip: make clean, or give another VENV=; if a new one \
 	has none, install venv for $(PYTHON) (on Debian: apt-get install python3-venv)")
 
-$(RUN) $(VENV)/.bench $(VENV)/.bench-spark $(VENV)/.fuzz $(VENV)/.dev: Makefile setup.cfg pyproject.toml | $(BIN)/python
+$(RUN) $(VENV)/.bench $(VENV)/.bench-spark $(VENV)/.fuzz $(VENV)/.dev: Makefile setup.cfg setup.py pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c '$(USABLE)'
 	@$(SAME_PYTHON)
 	@echo "pip installs into $(VENV) what hastore needs, once: $(WHAT). This may take some minutes." >&2

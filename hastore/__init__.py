@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         TopicQueue,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 __all__ = [
     "Admin",
     "Consumer",

@@ -24,7 +24,7 @@ echo "RUNS $*"
 @pytest.fixture
 def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
     """A folder with what `make run` needs before pip; the environment is still to be made."""
-    for name in ("Makefile", "setup.cfg", "pyproject.toml"):
+    for name in ("Makefile", "setup.cfg", "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "bin", tmp_path / "bin", symlinks=True)
     return tmp_path

@@ -532,6 +532,23 @@ def _show(groups: list[GroupAnswers]) -> None:
         for one in group.silent:
             name = "a node" if one["node"] is None else f"node {one['node']}"
             print_text(f"{name}: {one['reason']}", "red" if one in group.absent else "yellow")
+        versions = versions_text(group.statuses)
+        if versions is not None:
+            print_text(versions)
+
+
+def versions_text(statuses: list[Status]) -> str | None:
+    """Return which node runs which version of hastore; None if all run the same one."""
+    nodes: dict[str, list[Status]] = {}
+    for status in statuses:
+        nodes.setdefault(status.get("version") or "an earlier version", []).append(status)
+    if len(nodes) < 2:
+        return None
+    told = [
+        f"{_named(ones)} {'runs' if len(ones) == 1 else 'run'} {version}"
+        for version, ones in nodes.items()
+    ]
+    return f"the versions differ: {'; '.join(told)}"
 
 
 def _row(status: Status, names: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hastore import __version__
 from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config, Flush, Role, StoreKind
 from hastore.errors import (
@@ -314,6 +315,7 @@ class BaseBackend:
             "reason": reason,
             "problems": self.problems(),
             "notes": [*store.cuts.notes(), *self._node.own_notes()],
+            "version": __version__,
             "cluster": config.cluster,
             "group": config.group,
             "config": self._node.config_path,

@@ -19,8 +19,10 @@ import msgspec
 import pytest
 import yaml
 
+from hastore import __version__
 from hastore.cli import doctor
 from hastore.cli.own_node import pending_texts
+from hastore.cli.status import versions_text
 from hastore.client.producer.producer import Producer
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, HAConfig, NodeAddress, Role, SecurityConfig, Wire
@@ -242,6 +244,24 @@ def test_a_silent_slave_has_a_row_and_an_exit_code(
     if kind == "timed out":
         why = "it takes the connection and says nothing: it hangs, or is stopped"
     assert lines[-1] == f"node 3: no answer from {group.nodes[3].api}: {why}"
+
+
+def test_nodes_of_different_versions_are_named(make_group: Callable[[int], Group]) -> None:
+    """Between two steps of an upgrade: which node runs what; an earlier version does not say."""
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    _, lines, _ = shown("--bootstrap", group.api())
+    assert not any("versions" in line for line in lines)
+    one, other = group[1].backend.status(), group[2].backend.status()
+    assert one["version"] == other["version"] == __version__
+    old = {key: value for key, value in other.items() if key != "version"}
+    assert versions_text([one, old]) == (
+        f"the versions differ: node 1 runs {__version__}; node 2 runs an earlier version"
+    )
+    assert versions_text([{**one, "version": "0.2.0"}, other, {**other, "node": 3}]) == (
+        f"the versions differ: node 1 runs 0.2.0; node 2, 3 run {__version__}"
+    )
 
 
 def supersede(group: Group) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory):
     tree = tmp_path_factory.mktemp("tree")
     for name in ("hastore", "pyspark_hastore"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree / name)
     pip(sys.executable, "wheel", str(tree), "--no-deps", "--wheel-dir", str(tree / "dist"))
     (built,) = (tree / "dist").iterdir()
