@@ -70,7 +70,8 @@ class Clients(JavaProcess):
         few for a broker that makes a topic. Tests of failover pass them as `timeout_ms`.
         """
         name = self.unique("producer")
-        options = {"timeout_ms": 60_000, **options}
+        if "timeout_ms" not in options:
+            options = {"timeout_ms": 60_000, "api_timeout_ms": 60_000, **options}
         self.call("producer.start", name=name, namesrv=site.namesrv, **options)
         return name
 

