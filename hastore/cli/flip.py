@@ -159,6 +159,8 @@ def demote(
     config, before, place = target.config, target.before, target.place
     if before is not None and before["writable"] and not (flags.accept_loss or leave_no_master):
         require_successor(config, before)
+    if flags.accept_loss and before is not None:
+        wait_met(config, before)
     if not flags.any:
         place.change(Role.SLAVE)
     elif before is None:
@@ -423,6 +425,23 @@ def require_successor(config: Config, status: Status) -> None:
     print_note(
         "no node takes puts until another one is promoted; `hastore flip` moves the role in one go"
     )
+
+
+def wait_met(config: Config, status: Status) -> None:
+    """Wait a moment until the node knows a master, for which alone an accepted loss counts; tell
+    if it knows none.
+    """
+    end = time.monotonic() + SUCCESSOR_S
+    while status["master"] in (None, config.node):
+        if status["writable"] or time.monotonic() >= end:
+            print_note(
+                f"{node_name(config)} follows no master now: --accept-loss counts for the last one "
+                "that it has met, not for one that is promoted later. If that one refuses it, or "
+                "it refuses to cut its log, give the command again"
+            )
+            return
+        time.sleep(_POLL_S)
+        status = ask_node(config) or status
 
 
 def tell_if_no_master(config: Config) -> None:

@@ -117,6 +117,10 @@ class RoleService(Service):
         self._refused_ms = refused_ms
         self._refused: tuple[float, int] | None = None  # since when, and what it knew then
         self._late_epoch: int | None = None  # of a change that was seen, or followed, late
+        # The epoch of the last master that this node had met at the last look, for the loss that an
+        # operator accepts; the same if the options of the present moment are late.
+        self._met_then = self._met = 0
+        self._met_first: int | None = None  # as options were found that cannot be taken yet
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self._called_off)
         self._flags = Flags()
         self._self_promotion = False
@@ -288,9 +292,13 @@ class RoleService(Service):
                 self._promote(flags, flags.meant_epoch)
         else:
             self._options_due = False
+            met = self._met_first = self._met if self._met_first is None else self._met_first
             flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
+            self._met_first = None
             if flags is not None and self.client is not None:
-                self.client.accept_loss = flags.accept_loss
+                self.client.accept_loss = False
+                if flags.accept_loss:
+                    self.client.accept(met)
                 if flags.accept_loss or not self.client.linked:
                     self.client.drop_link()
 
@@ -319,6 +327,7 @@ class RoleService(Service):
             self._late_epoch = self._epoch_then if late else None
             if self._refused is not None:
                 self._late_epoch = self._refused[1]
+        self._met = self._met_then if late else self._met_now()
         self._note_look()
 
     def _note_look(self) -> None:
@@ -329,6 +338,14 @@ class RoleService(Service):
     def _note_epoch(self) -> None:
         data = self._member.state.data
         self._epoch_then = max(data.promised_epoch, last_epoch(data.history))
+        self._met_then = self._met_now()
+
+    def _met_now(self) -> int:
+        """Return the epoch of the last master that this node has met; before it has met one since
+        its start, the greatest that it has promised.
+        """
+        met = None if self.client is None else self.client.met_epoch
+        return self._member.state.data.promised_epoch if met is None else met
 
     def _meant_epoch(self) -> int | None:
         """Return the greatest epoch that the last order can have meant; None if it is of this

@@ -59,6 +59,19 @@ def test_a_slave_that_is_in_sync_in_a_moment_can_take_over(ask):
     assert flip.demote(path)["role"] == "SLAVE"
 
 
+@pytest.mark.parametrize("master", [None, 1, 2])
+def test_a_loss_that_is_accepted_before_a_master_is_known_says_so(
+    ask, capsys, monkeypatch, tmp_path, master
+):
+    """It counts for no master that is promoted later."""
+    monkeypatch.setattr(flip, "SUCCESSOR_S", 0.0)
+    (tmp_path / "node1" / "hastore").mkdir(parents=True, exist_ok=True)
+    slave = {"role": "SLAVE", "reason": "it refuses this node", "writable": False, "master": master}
+    path = ask(1, slave)
+    assert flip.demote(path, flip.OneShotFlags(accept_loss=True))["role"] == "SLAVE"
+    assert ("follows no master now" in capsys.readouterr().err) is (master != 2)
+
+
 @pytest.mark.parametrize(
     ("master", "silent", "note"),
     [

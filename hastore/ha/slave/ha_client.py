@@ -54,6 +54,10 @@ class Follower(Service):
         self._start_phase = StartPhase(member.clock)
         self._logged: tuple[str, int] | None = None  # the last problem, and its level
         self.accept_loss = False
+        # What is given up is so before no master of a later epoch; None: before any.
+        self.accepted_epoch: int | None = None
+        # The epoch of the last master that was found, open or not now; None: none was yet.
+        self.met_epoch: int | None = None
         # A problem that the operator should look at, whether a stream flows or not.
         self.notice: str | None = None
         self.problem: str | None = problem  # why no stream flows; None while one does
@@ -84,6 +88,10 @@ class Follower(Service):
         if stream is not None:
             stream.close()
         self._retry_now.set()
+
+    def accept(self, epoch: int) -> None:
+        """Let the next HELLO give up what differs, unless it is to a master of a later epoch."""
+        self.accepted_epoch, self.accept_loss = epoch, True
 
     def wake(self) -> None:
         """Let the thread see `stopping`."""
@@ -178,6 +186,7 @@ class HAClient(Follower):
         )
         assert best.hello is not None
         self.known_master = (best.hello.open_epoch, best.node)
+        self.met_epoch = best.hello.open_epoch
         self._raise_promise(best.hello)
         member = self._member
         require_open(member.store)
@@ -211,7 +220,8 @@ class HAClient(Follower):
         bytes of the time before a resumption.
         The confirmed offset may be lowered to the common point (`confirmed_for` says when).
         """
-        hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
+        accepts = self._accepts(master)
+        hello = self._member.hello(Purpose.FOLLOW, accept_loss=accepts, **digest)
         history, shared = self._told_shared
         mine = hello.history
         _, known = common_point(mine, hello.max_offset, master.history, master.max_offset)
@@ -222,6 +232,23 @@ class HAClient(Follower):
             hello = msgspec.structs.replace(hello, history=without_resumptions(hello.history))
         confirmed = confirmed_for(self._member.store, hello, master)
         return msgspec.structs.replace(hello, confirmed_offset=confirmed)
+
+    def _accepts(self, master: Hello) -> bool:
+        """Whether the operator gives up what this master's log lacks or has otherwise.
+
+        Who saw one master refuse this node, and accepted that loss, did not mean the next one, to
+        which more may be lost.
+        """
+        epoch, node = self.accepted_epoch, master.node
+        if self.accept_loss and epoch is not None and master.open_epoch > epoch:
+            self.accept_loss = False
+            log.warning(
+                "the --accept-loss of `hastore demote` is not used: it was given before node %d"
+                " was known as the master of epoch %d; to give up for that one, too, what it lacks"
+                " or has otherwise, give it again",
+                *(node, master.open_epoch),
+            )
+        return self.accept_loss
 
     def _raise_promise(self, master: Hello) -> None:
         """Promise the master's epoch, durably, before following it."""
@@ -328,7 +355,7 @@ class HAClient(Follower):
                     member.state,
                     answer.offset,
                     entries_at(member.state.history, answer.offset, answer.entries),
-                    accept_loss=self.accept_loss,
+                    accept_loss=self._accepts(master),
                     why="the master's log differs",
                 )
             self._told_shared = (member.state.history, answer.entries)
@@ -369,7 +396,7 @@ class HAClient(Follower):
                     needed_bytes=needed,
                 )
             # What --accept-loss gives up may be confirmed, and yet be on no other node.
-            shared = self._shared_with(master) if self.accept_loss else None
+            shared = self._shared_with(master) if self._accepts(master) else None
             state.save(unclean=True, aside=state.data.aside + 1)
             name = f"{state.last_epoch}-{store.min_offset}-{state.data.aside}"
             kept = store.set_aside(name, shared)

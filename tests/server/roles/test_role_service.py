@@ -1015,6 +1015,45 @@ def test_a_slave_that_missed_what_was_written_over_a_lost_end_is_known_in_the_ne
         assert mine == theirs
 
 
+def test_an_accepted_loss_counts_for_the_master_that_the_operator_saw_and_no_later_one(
+    pair: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To a later one more may be lost, which nobody has accepted."""
+    one, two = pair.running[1], pair.running[2]
+    fill_a_little(one)
+    kept = one.store.max_offset
+    fill_a_little(one)
+    end, epoch = one.store.max_offset, one.state.last_epoch
+    wait_for(lambda: two.store.confirmed_offset == end)
+    pair.stop(1)
+    drop_unsynced(pair, 1, kept)
+    pair.stop(2)
+    one = pair.start(1, Role.ASYNC_MASTER)
+    fill_a_little(one)
+    fill_a_little(one)
+    command(one)
+    wait_for(lambda: one.state.last_epoch > epoch and writable(one))
+    seen, two = one.state.last_epoch, pair.start(2, Role.SLAVE)
+    problem = "the group disagrees"
+    wait_for(lambda: problem in str(two.roles.client and two.roles.client.problem))
+    pair.stop(1)
+    command(two, "demote", accept_loss=True)
+    wait_for(lambda: two.roles.client and two.roles.client.accept_loss)
+    one = pair.start(1, Role.SLAVE)
+    assert two.store.max_offset == end
+    order(pair, 1, Role.SYNC_MASTER)
+    wait_for(lambda: one.state.last_epoch > seen and writable(one))
+    wait_for(lambda: two.roles.client and not two.roles.client.accept_loss)
+    wait_for(lambda: linked(two) or problem in str(two.roles.client and two.roles.client.problem))
+    assert not linked(two) and two.store.max_offset == end
+    assert "it was given before node 1 was known as the master of epoch" in caplog.text
+    pair.stop(1)
+    command(two, "demote", accept_loss=True)
+    wait_for(lambda: two.roles.client and two.roles.client.accept_loss)
+    one = pair.start(1, Role.SYNC_MASTER)  # the same epoch
+    wait_for(lambda: linked(two) and two.state.history == one.state.history)
+
+
 def test_a_master_whose_disk_is_dead_goes_on_read_only_when_another_has_a_higher_epoch(
     pair: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
