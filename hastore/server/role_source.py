@@ -298,7 +298,9 @@ class RegistryRoles:
             config, credentials, store_id, memory, clock, tls=tls,
             refuses=self._refuses, on_addresses=on_addresses, on_failure=on_failure,
         )  # fmt: skip
-        self._role = self.registry.wanted.role
+        # As it was read last: its role and its options belong together, and may be replaced soon.
+        self._assigned = self.registry.wanted
+        self._role = self._assigned.role
         self._greatest_epoch = greatest_epoch
         self._in_touch = False  # with ZooKeeper, as `read` has found it last
         self._epoch_then = 0  # the greatest that this node knew when it was in touch, or started
@@ -308,7 +310,8 @@ class RegistryRoles:
     def first(self) -> Config:
         """Return the configuration with which the node starts."""
         self._in_touch, self._epoch_then = self.registry.in_touch, self._greatest_epoch()
-        self._role = self.registry.wanted.role
+        self._assigned = self.registry.wanted
+        self._role = self._assigned.role
         return self._with_role(self._role)
 
     def meant_epoch(self) -> int | None:
@@ -332,7 +335,8 @@ class RegistryRoles:
             self._file = changed
             self.registry.learn_config(changed)
         in_touch = self.registry.in_touch  # before the role: an old role is none of this moment
-        role, once = self.registry.wanted
+        self._assigned = self.registry.wanted
+        role, once = self._assigned
         if role is not self._role:
             self._meant_epoch = None if self._in_touch else self._epoch_then
             self._turn = None if once is None else once.id
@@ -356,7 +360,7 @@ class RegistryRoles:
         also if it came while the node was down. Raises OSError if it cannot be made durable that
         they are used; they are then not used. `keep` gets them before.
         """
-        once = self.registry.wanted.once
+        once = self._assigned.once
         if once is None or once.id == self._memory.data.once:
             return None
         if new_role:

@@ -736,6 +736,35 @@ def test_a_flip_in_zookeeper_keeps_its_condition_though_its_node_was_down(pair: 
         assert source.take_flags("promote", epoch, new_role=True) is None, "once"
 
 
+def test_a_flip_keeps_its_condition_though_its_role_is_replaced_before_its_options_are_taken(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another operator calls it off in that moment: the node must not become master without it."""
+    one, two = pair.running[1], pair.running[2]
+    give = orders_by("ZooKeeper", pair, 2)
+    source, told = two.roles._one_shot, two.audit
+    assert isinstance(source, RegistryRoles)
+    from hastore.registry.node_registry import AssignedRole
+
+    replaced = threading.Event()
+
+    def read() -> Config | None:
+        changed = source.read()
+        if changed is not None and changed.role is Role.SYNC_MASTER:
+            source.registry.wanted = AssignedRole(Role.SLAVE)
+            replaced.set()
+        return changed
+
+    two.roles._read_config = read
+    monkeypatch.setattr(promoter, "ask_all", partial(peer.ask_all, skip=frozenset({1})))
+    give(Role.SYNC_MASTER, needed_node=1)
+    assert replaced.wait(60)
+    wait_for(lambda: writable(two) or two.state.data.role_followed is Role.SLAVE)
+    wait_for(lambda: two.roles.configured_role is Role.SLAVE and two.roles._changed is None)
+    assert writable(one) and two.state.last_epoch == one.state.last_epoch
+    assert ("promote", "done") not in told.counted()
+
+
 def test_a_master_that_a_flip_has_made_waits_for_nobody_after_a_crash(
     pair: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
