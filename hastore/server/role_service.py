@@ -47,6 +47,7 @@ TICK_S = 0.2
 RETRY_MS = 1_000.0
 LATE_MS = 5_000.0  # what is first seen after a longer pause of this thread may be as old as that
 _WHILE_DOWN = "the role was changed while the node was down"
+_GOES_ON = "an order that a restart has interrupted goes on"
 
 
 class RoleMode(Enum):
@@ -240,10 +241,15 @@ class RoleService(Service):
             self.mode = RoleMode.RESUMING
             return
         last, promised = last_epoch(data.history), data.promised_epoch
-        if data.epoch_over and epoch_node(last) == node and promised == last:
+        is_own = epoch_node(promised) == node
+        if data.needed_node is not None or (data.promoting and is_own and promised > last):
+            # Its role was a master's before that order too, so it does not show it.
+            self._on_change("promote", "asked", _GOES_ON)
+            self._promote(Flags(needed_node=data.needed_node), known_epoch=max(promised, last))
+        elif data.epoch_over and epoch_node(last) == node and is_own:
             self._promote_itself()
-        elif epoch_node(promised) == node and promised > last:
-            self._note_interrupted(promised)
+        elif is_own and promised > last:
+            self._note_unfinished(promised)
         else:
             self._yield_to(promised)
 
@@ -422,11 +428,14 @@ class RoleService(Service):
         self._start_client()
         self.settled.set()
 
-    def _note_interrupted(self, epoch: int) -> None:
-        """Follow although the file asks for a master: a new order is needed, with its options."""
+    def _note_unfinished(self, epoch: int) -> None:
+        """Follow although the file asks for a master: the order before was refused for good, or is
+        that of a node of the version before, which has not noted it.
+        """
         text = (
-            f"a restart has interrupted the promotion to epoch {epoch} of this node, which follows "
-            "now. To make it master run `hastore promote`, to make it a slave `hastore demote`"
+            f"the promotion of this node to epoch {epoch} has not come to its end before a restart,"
+            " and it follows now. To make it master run `hastore promote`, to make it a slave "
+            "`hastore demote`"
         )
         log.warning("%s", text)
         self._on_change("promote", "refused", text)
@@ -499,7 +508,13 @@ class RoleService(Service):
             self._become_master(entry)
 
     def _leave_role(self) -> None:
-        """Stop following, or end this master's epoch: a promotion asks for promises now."""
+        """Stop following, or end this master's epoch: a promotion asks for promises now.
+
+        Raises OSError if it cannot be saved that an operator's order goes on after a restart.
+        """
+        data = self._member.state.data
+        if data.role_followed.is_master and not (data.promoting or self._self_promotion):
+            self._member.state.save(promoting=True)
         if self._member.open_epoch and self._member.step_down():
             self._ha.close_epoch("a new promotion of this node")
         self._stop_client()
@@ -613,7 +628,9 @@ class RoleService(Service):
         node stopped. If the role were saved first, a crash in between would lose the change.
         """
         if self._unsaved_role is not None:
-            self._member.state.save(role_followed=self._unsaved_role, needed_node=None)
+            self._member.state.save(
+                role_followed=self._unsaved_role, needed_node=None, promoting=False
+            )
             self._unsaved_role = None
 
     def _watch_group(self) -> None:

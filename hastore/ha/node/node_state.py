@@ -58,6 +58,9 @@ class Durable(msgspec.Struct, kw_only=True):
     role_followed: Role = Role.SLAVE
     # Of the order to become master that is not followed yet: whose answer a planned flip needs.
     needed_node: int | None = None
+    # An operator's order to a node whose role was a master's before has asked for promises, and is
+    # not followed yet: a restart goes on with it.
+    promoting: bool = False
     promised_epoch: int = 0
     history: History = ()
     # What may be in force: the smallest and the greatest `acks`, and all node lists, of the last
@@ -383,7 +386,8 @@ class NodeState:
 
     def open_epoch(self, history: History) -> None:
         """Take over a history that ends with a promotion's entry, and clear `unclean`, `epoch_over`
-        and `superseded_by`; and `needed_node`, since the node that a flip needs has answered.
+        and `superseded_by`; and `needed_node`, since the node that a flip needs has answered, and
+        `promoting`.
 
         This is one durable write. The node may take writes after it.
         """
@@ -398,6 +402,7 @@ class NodeState:
                 epoch_over=False,
                 superseded_by=0,
                 needed_node=None,
+                promoting=False,
             )
 
     def learn_store(self, node: int, store_id: str) -> None:

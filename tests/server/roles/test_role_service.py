@@ -23,7 +23,7 @@ import pytest
 from hastore.cli.flip import NO_NEW_EPOCH
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Role
-from hastore.errors import StoreBrokenError
+from hastore.errors import PromotionRefused, StoreBrokenError
 from hastore.fs.filesystem import REAL
 from hastore.ha import promoter
 from hastore.ha.hello import peer
@@ -562,7 +562,9 @@ def test_a_demotion_while_the_node_was_down_is_followed_before_it_can_be_saved(
 def test_a_master_that_crashed_while_it_began_a_new_epoch_says_so(
     pair: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other node supersedes it: the epoch that it has promised is its own."""
+    """No other node supersedes it: the epoch that it has promised is its own. In the version before
+    it did not note the order.
+    """
     epoch, open_store = next_epoch(pair.running[1].state.last_epoch, 1), Node._open_store
 
     def opened(self: Node) -> None:
@@ -574,8 +576,8 @@ def test_a_master_that_crashed_while_it_began_a_new_epoch_says_so(
         patched.setattr(Node, "_open_store", opened)
         one = pair.start(1, Role.SYNC_MASTER)
     wait_for(lambda: one.roles.mode is RoleMode.FOLLOWING)
-    said = "a restart has interrupted the promotion to epoch"
-    assert str(one.roles.reason).startswith(f"{said} {epoch} of this node")
+    said = f"the promotion of this node to epoch {epoch} has not come to its end before a restart"
+    assert str(one.roles.reason).startswith(said)
     assert ("demote", "superseded") not in dict(one.audit.counted())
     command(one)
     wait_for(lambda: writable(one) and one.roles.reason is None)
@@ -830,6 +832,48 @@ def test_a_flip_keeps_its_condition_over_a_restart(
     pair.stop(2)
     two = pair.start(2, Role.SYNC_MASTER)
     assert two.roles._flags == Flags()
+
+
+def test_a_flip_to_a_node_whose_file_says_master_keeps_its_condition_over_a_restart(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node was promoted by hand; the flip goes back before anybody has made it a slave."""
+    one, two = pair.running[1], pair.running[2]
+    order(pair, 2, Role.SYNC_MASTER)
+    wait_for(lambda: writable(two) and linked(one))
+    wait_for(lambda: one.state.last_epoch == two.state.last_epoch)
+    with monkeypatch.context() as patched:
+        patched.setattr(promoter, "ask_all", partial(peer.ask_all, skip=frozenset({2})))
+        command(one, needed_node=2)
+        said = "waiting for node 2, which may have"
+        wait_for(lambda: said in str(one.roles.reason))
+        pair.stop(1)
+        one = pair.start(1, Role.SYNC_MASTER)
+        assert said in str(one.roles.reason) and writable(two) and not writable(one)
+    wait_for(lambda: writable(one) and one.state.data.needed_node is None)
+
+
+def test_a_masters_order_that_a_restart_has_interrupted_goes_on(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has asked for promises, so nobody takes puts; no other node was ordered to."""
+    one = pair.running[1]
+    epoch = one.state.last_epoch
+    with monkeypatch.context() as patched:
+
+        def refused(*_: object) -> None:
+            raise PromotionRefused("waiting")
+
+        patched.setattr(promoter.Promoter, "_open", refused)
+        command(one)
+        wait_for(lambda: one.state.data.promised_epoch > epoch and not writable(one))
+        pair.stop(1)
+    one = pair.start(1, Role.SYNC_MASTER)
+    wait_for(lambda: writable(one))
+    assert one.state.last_epoch > epoch and not one.state.data.promoting
+    pair.stop(1)
+    one = pair.start(1, Role.SYNC_MASTER)
+    assert dict(one.audit.counted()).get(("promote", "asked")) is None, "it resumes its epoch"
 
 
 def test_late_options_without_a_new_role_promote_nothing(pair: Nodes) -> None:
