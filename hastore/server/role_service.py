@@ -478,8 +478,10 @@ class RoleService(Service):
         """Begin a promotion; `_tick` tries it now, then every second while answers are missing.
 
         `known_epoch` is the greatest epoch that the order to become master can have meant, None if
-        the order is of this moment.
+        the order is of this moment. It takes the place of a promotion that this node has begun
+        itself, which would wait for every node.
         """
+        self._self_promotion = False
         self.mode, self._reason, self._flags = RoleMode.PROMOTING, "a promotion begins", flags
         self._next_try_ms, self._no_new_epoch = 0.0, None
         self._promoter.begin(known_epoch)
@@ -488,8 +490,8 @@ class RoleService(Service):
 
     def _promote_itself(self) -> None:
         """Begin a promotion without an order: this node's epoch is over, and none is higher."""
-        self._self_promotion = True
         self._promote(Flags())
+        self._self_promotion = True
 
     def _try_promotion(self) -> None:
         try:

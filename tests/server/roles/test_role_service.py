@@ -876,6 +876,22 @@ def test_a_masters_order_that_a_restart_has_interrupted_goes_on(
     assert dict(one.audit.counted()).get(("promote", "asked")) is None, "it resumes its epoch"
 
 
+@pytest.mark.parametrize("promised", [False, True])
+def test_a_master_whose_epoch_is_over_takes_an_order_before_every_node_answers(
+    pair: Nodes, promised: bool
+) -> None:
+    """It says itself: or run `hastore promote`. `promised`: it was restarted in its own return."""
+    epoch = pair.running[1].state.last_epoch
+    pair.stop(1, 2)
+    state = NodeState(REAL, pair.config(1, Role.SYNC_MASTER).store.root)
+    state.load(1, "test", "g0")
+    state.save(epoch_over=True, promised_epoch=next_epoch(epoch, 1) if promised else epoch)
+    one = pair.start(1, Role.SYNC_MASTER)
+    assert "must answer, missing: node 2 (or run `hastore promote`)" in str(one.roles.reason)
+    command(one)
+    wait_for(lambda: writable(one))
+
+
 def test_late_options_without_a_new_role_promote_nothing(pair: Nodes) -> None:
     """They may be those of a command of long ago."""
     one = pair.running[1]
