@@ -40,6 +40,7 @@ from hastore.ha.rules.epochs import (
     History,
     WrittenOver,
     common_point,
+    epoch_node,
     forgotten_end,
     last_epoch,
     next_epoch,
@@ -101,6 +102,7 @@ class Promoter:
         self._called_off = called_off  # why to leave a promotion that waits; None: go on
         # The greatest epoch that this promotion may supersede; None: all that the survey finds.
         self._known_epoch: int | None = None
+        self._is_old = False  # the order to become master may be
         self._fenced: list[int] = []  # the masters that this promotion has asked for promises
 
     def attempt(
@@ -206,16 +208,21 @@ class Promoter:
         master, None if the order is of this moment.
         """
         self._known_epoch = known_epoch
+        self._is_old = known_epoch is not None
         self._fenced = []
 
     def _check_overtaken(self, replies: list[SurveyReply]) -> None:
         """Refuse for good when a node has opened an epoch that the order to this node did not mean.
 
-        An order of this moment means every epoch that its first survey finds.
+        An order of this moment means every epoch that its first survey finds. An older one may be
+        older than a master that does not answer, too.
         """
         if self._known_epoch is None:
             self._known_epoch = self._greatest_seen(replies)
-        opened = ((r.hello.open_epoch, r.node) for r in replies if r.hello is not None)
+        hellos = [reply.hello for reply in replies if reply.hello is not None]
+        opened = [(hello.open_epoch, hello.node) for hello in hellos]
+        if self._is_old:
+            opened += self._opened_by_silent(hellos)
         later = overtaking(self._known_epoch, opened)
         if later is not None:
             raise PromotionRefused(
@@ -223,6 +230,15 @@ class Promoter:
                 "master; to supersede it run `hastore promote` again",
                 final=True,
             )
+
+    def _opened_by_silent(self, hellos: list[Hello]) -> list[tuple[int, int]]:
+        """Return the last epochs of all logs whose master does not answer, each with that node: it
+        may be cut off from this node alone, and serve.
+        """
+        told = {self._member.config.node, *(hello.node for hello in hellos)}
+        lasts = {self._member.state.last_epoch, *(last_epoch(hello.history) for hello in hellos)}
+        owned = [(epoch, epoch_node(epoch)) for epoch in lasts]
+        return [(epoch, node) for epoch, node in owned if node and node not in told]
 
     def _require_common(
         self, best: PeerAnswer, replies: list[SurveyReply], own: PeerAnswer, flags: Flags

@@ -28,9 +28,11 @@ from hastore.fs.filesystem import REAL
 from hastore.ha import promoter
 from hastore.ha.hello import peer
 from hastore.ha.hello.peer import SurveyReply
+from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.promoter import Flags
 from hastore.ha.rules.epochs import next_epoch
+from hastore.ha.slave import ha_client
 from hastore.protocol.hello import Purpose
 from hastore.record.codec import NO_HOST, build_record
 from hastore.registry.remembered import RegistryMemory
@@ -890,6 +892,38 @@ def test_a_master_whose_epoch_is_over_takes_an_order_before_every_node_answers(
     assert "must answer, missing: node 2 (or run `hastore promote`)" in str(one.roles.reason)
     command(one)
     wait_for(lambda: writable(one))
+
+
+def test_an_old_order_spares_a_master_that_only_another_node_reaches(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came after the order, and serves, though it is cut off from this node."""
+
+    def ask_all(member: Member, purpose: Purpose, **more: Any) -> list[SurveyReply]:
+        skip = more.pop("skip", frozenset()) | ({1} if member.config.node == 2 else set())
+        return peer.ask_all(member, purpose, skip=frozenset(skip), **more)
+
+    nodes = Nodes(tmp_path, 3, 1)
+    try:
+        one, two = nodes.start(1, Role.SYNC_MASTER), nodes.start(2, Role.SLAVE)
+        three = nodes.start(3, Role.SLAVE)
+        wait_for(lambda: two.state.last_epoch == three.state.last_epoch == one.state.last_epoch)
+        nodes.stop(2)
+        before = one.state.last_epoch
+        command(one)
+        wait_for(lambda: one.state.last_epoch > before and writable(one))
+        epoch = one.state.last_epoch
+        wait_for(lambda: linked(three) and three.state.last_epoch == epoch)
+        for module in (promoter, role_service, ha_client):
+            monkeypatch.setattr(module, "ask_all", ask_all)
+        two = nodes.start(2, Role.SYNC_MASTER)
+        wait_for(lambda: writable(two) or two.roles.mode is RoleMode.FOLLOWING)
+        assert f"node 1 has opened epoch {epoch} since this node" in str(two.roles.reason)
+        assert writable(one) and linked(three)
+        command(two)
+        wait_for(lambda: writable(two))
+    finally:
+        nodes.stop()
 
 
 def test_late_options_without_a_new_role_promote_nothing(pair: Nodes) -> None:
