@@ -26,7 +26,7 @@ import logging
 import threading
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused, StoreBrokenError
@@ -78,6 +78,15 @@ class OneShot(Protocol):
         """
 
 
+class _Moment(NamedTuple):
+    """What options of a command can have meant: the greatest epoch, None for all that the first
+    survey finds, and the epoch of the last master that the node had met.
+    """
+
+    epoch: int | None
+    met: int
+
+
 class RoleService(Service):
     """Decide at every tick whether this node is master or follows.
 
@@ -118,10 +127,9 @@ class RoleService(Service):
         self._refused_ms = refused_ms
         self._refused: tuple[float, int] | None = None  # since when, and what it knew then
         self._late_epoch: int | None = None  # of a change that was seen, or followed, late
-        # The epoch of the last master that this node had met at the last look, for the loss that an
-        # operator accepts; the same if the options of the present moment are late.
-        self._met_then = self._met = 0
-        self._met_first: int | None = None  # as options were found that cannot be taken yet
+        self._met_then = 0  # the last master's epoch that this node had met then
+        self._moment = _Moment(None, 0)  # that options have which are found now
+        self._tried: _Moment | None = None  # that of options which could not be taken
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self._called_off)
         self._flags = Flags()
         self._self_promotion = False
@@ -290,23 +298,24 @@ class RoleService(Service):
 
         Those of a promotion whose role is new came with the change of it; see `_flip`.
         """
+        moment = self._moment if self._tried is None else self._tried
+        known = self._epoch_then if moment.epoch is None else moment.epoch
+        self._tried = moment._replace(epoch=known)  # a disk that fails may take them much later
         if self._config.assigned_role.is_master:
             flags = self._take_promotion(new_role=self._options_due)
-            self._options_due = False
             if flags is not None:
                 self._on_change("promote", "asked", "hastore promote")
-                self._promote(flags, flags.meant_epoch)
+                meant = moment.epoch if flags.meant_epoch is None else flags.meant_epoch
+                self._promote(flags, meant)
         else:
-            self._options_due = False
-            met = self._met_first = self._met if self._met_first is None else self._met_first
             flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
-            self._met_first = None
             if flags is not None and self.client is not None:
                 self.client.accept_loss = False
                 if flags.accept_loss:
-                    self.client.accept(met)
+                    self.client.accept(moment.met)
                 if flags.accept_loss or not self.client.linked:
                     self.client.drop_link()
+        self._options_due, self._tried = False, None
 
     def _take_promotion(self, *, new_role: bool) -> Flags | None:
         epoch, keep = self._member.state.last_epoch, self._keep_condition
@@ -333,7 +342,8 @@ class RoleService(Service):
             self._late_epoch = self._epoch_then if late else None
             if self._refused is not None:
                 self._late_epoch = self._refused[1]
-        self._met = self._met_then if late else self._met_now()
+        met = self._met_now()
+        self._moment = _Moment(self._epoch_then, self._met_then) if late else _Moment(None, met)
         self._note_look()
 
     def _note_look(self) -> None:
