@@ -319,12 +319,30 @@ class FilePlace:
         return os.path.join(self._config.store.root, "hastore", "once.json")
 
     def change(self, role: Role) -> None:
-        """Edit the file. Flags of a command that was killed before its edit are removed first."""
+        """Edit the file. Flags of a command that was killed before its edit are removed first.
+
+        Those of a promotion that is called off go last: without them, and with the role, the node
+        would begin it all the same.
+        """
+        called_off = not role.is_master and self._flags_of() == "promote"
+        if not called_off:
+            self._remove_once()
+        edit_role(self._path, role)
+        if called_off:
+            self._remove_once()
+
+    def _flags_of(self) -> str | None:
+        """Return the command whose flags wait for the node; None if none do, or nobody knows."""
+        try:
+            return str(json.loads(REAL.read_bytes(self._once))["command"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def _remove_once(self) -> None:
         if REAL.exists(self._once):
             with folder_locked(self._once), contextlib.suppress(FileNotFoundError):
                 REAL.remove(self._once)
                 REAL.sync_dir(os.path.dirname(self._once))
-        edit_role(self._path, role)
 
     def change_once(self, role: Role, command: str, flags: Flags, before: dict[str, Any]) -> None:
         """Write once.json durably; the edit of the file then makes the node read it."""

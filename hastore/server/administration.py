@@ -31,11 +31,11 @@ from hastore.clock import Clock
 from hastore.config.file import MAX_FILE_BYTES, parse_config, text_with_role
 from hastore.config.model import Config, Mode, NodeAddress, Role
 from hastore.config.node_list import ListChange
-from hastore.errors import ConfigError, UsageError
+from hastore.errors import UNREADABLE, ConfigError, UsageError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.fs.private_files import folder_locked, replace_file
 from hastore.protocol import api
-from hastore.server.role_source import GOOD_FOR_MS
+from hastore.server.role_source import GOOD_FOR_MS, OneShotFile
 
 log = logging.getLogger(__name__)
 
@@ -206,12 +206,17 @@ class Administration:
             wanted = self._parse(text, file.path)
         except ConfigError as wrong:
             raise UsageError(f"the changed file would not be valid: {wrong}") from wrong
+        called_off = once is None and not role.is_master and self._once_command() == "promote"
         try:
-            if once is None:  # those of an order during which this node was killed
-                self._remove_once()
-            else:  # before the role: the node reads it with the role
+            if once is not None:  # before the role: the node reads it with the role
                 self._write_once(once, file.path)
-            return file if text == file.text else _replaced(file, text, wanted)
+            elif not called_off:  # those of an order during which this node was killed
+                self._remove_once()
+            if text != file.text:
+                file = _replaced(file, text, wanted)
+            if called_off:  # with the role, and without them, the node would begin it all the same
+                self._remove_once()
+            return file
         except ConfigError:
             # If the role is there, only not durably, the promotion needs its options.
             if once is not None and _says(file.path, file.text):
@@ -233,6 +238,14 @@ class Administration:
                 self._fs.replace_bytes(place, msgspec.json.encode(fields))
             except OSError as failure:
                 raise _not_written(place, failure) from failure
+
+    def _once_command(self) -> str | None:
+        """Return the command whose options wait for RoleService; None if none do."""
+        try:
+            found = msgspec.json.decode(self._fs.read_bytes(self._once_path), type=OneShotFile)
+        except (OSError, *UNREADABLE):
+            return None
+        return found.command
 
     def _remove_once(self) -> None:
         place = self._once_path

@@ -275,8 +275,10 @@ class RoleService(Service):
             if self.mode is RoleMode.MASTER and not self._member.open_epoch:
                 self._promote_itself()
         if self._changed is not None:
-            self._flip(self._changed)
-            self._changed = None  # only now: nobody tells of it a second time
+            changed = self._changed
+            self._flip(changed)
+            if self._changed is changed:
+                self._changed = None  # only now: nobody tells of it a second time
         self._forget_removed()
         self._take_command()
         now = self._member.clock.monotonic_ms()
@@ -391,6 +393,11 @@ class RoleService(Service):
         if role.is_master and not before.is_master:
             flags = self._take_promotion(new_role=True)
             if flags is None:
+                # They may be gone with the order: who calls it off changes the role before that.
+                newer = self._read_config()
+                if newer is not None:
+                    self._changed, self._late_epoch = newer, None
+                    return
                 self._keep_condition(Flags())
         self._config = config
         self._member.learn_nodes(config.nodes)

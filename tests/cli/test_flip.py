@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,6 +121,23 @@ def test_flags_of_a_command_that_was_killed_are_not_those_of_the_next_one(tmp_pa
     place.change(Role.SYNC_MASTER)
     assert OneShotFlags(REAL, config.store.root, SYSTEM_CLOCK).take_flags("promote", 1) is None
     assert "role: SYNC_MASTER" in path.read_text()
+
+
+@pytest.mark.parametrize(("command", "first"), [("promote", "role"), ("demote", "once.json")])
+def test_flags_of_a_promotion_that_is_called_off_go_after_its_role(
+    tmp_path, monkeypatch, command, first
+):
+    """Without them, and with the role, the node would begin it without its condition."""
+    path = tmp_path / "node2.yaml"
+    path.write_text("role: SYNC_MASTER\n")
+    once = tmp_path / "data" / "hastore" / "once.json"
+    once.parent.mkdir(parents=True)
+    once.write_text(json.dumps({"command": command, "epoch": 1, "wall_ms": 1, "needed_node": 1}))
+    was_there = []
+    monkeypatch.setattr(own_node, "edit_role", lambda *_: was_there.append(once.exists()))
+    store = SimpleNamespace(root=str(tmp_path / "data"))
+    FilePlace(str(path), SimpleNamespace(store=store)).change(Role.SLAVE)
+    assert was_there == [first == "role"] and not once.exists()
 
 
 def test_the_present_master_begins_a_new_epoch(group):

@@ -775,26 +775,36 @@ def test_a_flip_in_zookeeper_keeps_its_condition_though_its_node_was_down(pair: 
         assert source.take_flags("promote", epoch, new_role=True) is None, "once"
 
 
+@pytest.mark.parametrize("kind", ["file", "ZooKeeper"])
 def test_a_flip_keeps_its_condition_though_its_role_is_replaced_before_its_options_are_taken(
-    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Another operator calls it off in that moment: the node must not become master without it."""
     one, two = pair.running[1], pair.running[2]
-    give = orders_by("ZooKeeper", pair, 2)
-    source = two.roles._one_shot
-    assert isinstance(source, RegistryRoles)
-    from hastore.registry.node_registry import AssignedRole
+    give = orders_by(kind, pair, 2)
+    source, read, turns = two.roles._one_shot, two.roles._read_config, []
 
-    def read() -> Config | None:
-        changed = source.read()
-        if changed is not None and changed.role is Role.SYNC_MASTER:
+    def call_off() -> None:
+        if isinstance(source, RegistryRoles):
+            from hastore.registry.node_registry import AssignedRole
+
             source.registry.wanted = AssignedRole(Role.SLAVE)
+        else:  # the role first, then the options: FilePlace.change
+            pair.changed[2] = pair.config(2, Role.SLAVE)
+            once_file(two).unlink()
+
+    def replaced() -> Config | None:
+        changed = read()
+        if changed is not None and changed.role is Role.SYNC_MASTER:
+            call_off()
+        elif turns or changed is not None:
+            turns.append(changed)
         return changed
 
-    two.roles._read_config = read
+    two.roles._read_config = replaced
     monkeypatch.setattr(promoter, "ask_all", partial(peer.ask_all, skip=frozenset({1})))
     give(Role.SYNC_MASTER, needed_node=1)
-    wait_for(lambda: ("demote", "done") in dict(two.audit.counted()))
+    wait_for(lambda: len(turns) > 2)  # it has read that it is a slave, and done so
     assert ("promote", "done") not in dict(two.audit.counted()) and writable(one)
 
 
