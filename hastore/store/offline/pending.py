@@ -15,6 +15,8 @@ PopMessageProcessor and PopReviveService.
                                                to REAL_TOPIC with the same UNIQ_KEY and PGROUP
     RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists queue offsets in
                                                the half topic's queue with the same queue id
+    TRANS_CHECK_MAX_TIME_TOPIC                 ends one, too: a copy with its properties, written
+                                               after the last check; the broker lists it nowhere
 
 What a hastore master delivers names the record that waited (HS_DELAYED): just that one is not
 pending any more, since those before it may be a broker's that nobody has delivered. Its record of
@@ -46,6 +48,7 @@ from hastore.record.delays import (
     marked,
 )
 from hastore.record.properties import find_property
+from hastore.record.transactions import ASIDE_TOPIC, HALF_TOPIC, OP_TOPIC
 from hastore.store.offline.reader import StoreReader
 
 REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
@@ -110,8 +113,6 @@ class Pops:
         return None
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 _STEP_RECORDS = 1_000
 
 
@@ -202,6 +203,8 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
                     ended = halves.pop((record.queue_id, int(place)), None)
                     if ended is not None:
                         found.pop(ended, None)
+        elif record.topic == ASIDE_TOPIC:
+            found.pop(_name(Owed.HALF, record), None)
         elif (mark := _mark(record)) is not None:
             _drop_delivered(waiting, record, mark)
         elif found or waiting:

@@ -3,7 +3,8 @@
 import json
 
 from hastore.record.codec import Record
-from hastore.store.offline.pending import HALF_TOPIC, OP_TOPIC, TIMER_TOPIC, Owed, pending_of
+from hastore.record.transactions import ASIDE_TOPIC, HALF_TOPIC, OP_TOPIC
+from hastore.store.offline.pending import TIMER_TOPIC, Owed, pending_of
 
 REVIVED = "rmq_sys_REVIVE_LOG_test"
 STORED_MS = 1_700_000_000_000
@@ -106,6 +107,18 @@ def test_half_messages_are_pending_until_they_are_committed_or_ended() -> None:
     assert [one.key for one in pending_of(halves)] == ["a", "b", "c"]
     found = pending_of([*halves, ended, committed])
     assert [(one.kind, one.offset, one.queue_offset) for one in found] == [(Owed.HALF, 0, 0)]
+
+
+def test_a_half_message_that_was_set_aside_is_not_pending() -> None:
+    """RocketMQ's broker lists none of these as ended: it only writes them to that topic."""
+    halves = [
+        record(HALF_TOPIC, 100 * at, REAL_TOPIC="T", UNIQ_KEY="k", PGROUP=group, queue=(0, at))
+        for at, group in enumerate("pq")
+    ]
+    aside = record(ASIDE_TOPIC, 300, REAL_TOPIC="T", UNIQ_KEY="k", PGROUP="p", queue=(0, 0))
+    assert [one.offset for one in pending_of([*halves, aside])] == [100]
+    sent_again = record(HALF_TOPIC, 400, REAL_TOPIC="T", UNIQ_KEY="k", PGROUP="p", queue=(0, 2))
+    assert [one.offset for one in pending_of([*halves, aside, sent_again])] == [100, 400]
 
 
 def test_half_messages_of_two_producers_may_have_one_key() -> None:
