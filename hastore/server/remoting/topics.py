@@ -265,8 +265,12 @@ def version_of(table: Mapping[Any, Any]) -> dict[str, int]:
     A digest says that over failovers, too, where a count of one node means nothing at another.
     """
     raw = json.dumps(table, sort_keys=True).encode()
-    digest = int.from_bytes(hashlib.blake2b(raw, digest_size=6).digest(), "big")
-    return {"counter": digest, "stateVersion": 0, "timestamp": 0}
+    digest = hashlib.blake2b(raw, digest_size=10).digest()
+    return {
+        "counter": int.from_bytes(digest[:4], "big") >> 1,
+        "stateVersion": 0,
+        "timestamp": int.from_bytes(digest[4:], "big"),
+    }
 
 
 def as_json(config: TopicConfig) -> dict[str, Any]:

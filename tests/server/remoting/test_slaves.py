@@ -75,8 +75,8 @@ def test_the_positions_have_the_form_of_a_brokers_file(node: Node) -> None:
     answer = node.client.ask(Code.GET_ALL_CONSUMER_OFFSET)
     table = b'{"%RETRY%readers@readers":{0:9},"T@readers":{0:5,3:0}}'
     known = {"%RETRY%readers@readers": {0: 9}, "T@readers": {0: 5, 3: 0}}
-    counter = version_of(known)["counter"]
-    version = b'{"counter":%d,"stateVersion":0,"timestamp":0}' % counter
+    at = version_of(known)
+    version = b'{"counter":%d,"stateVersion":0,"timestamp":%d}' % (at["counter"], at["timestamp"])
     assert answer.body == b'{"dataVersion":%s,"offsetTable":%s}' % (version, table)
 
 
@@ -106,9 +106,18 @@ def test_a_version_differs_exactly_when_the_table_does(node: Node) -> None:
     make_topic(node, "A")
     assert node.table(Code.GET_ALL_TOPIC_CONFIG, "dataVersion") == versions[1]
     assert len({one["counter"] for one in versions}) == 3
+    assert len({one["timestamp"] for one in versions}) == 3
     other = Node()  # after a failover another node answers
     make_topic(other, "A")
     assert other.table(Code.GET_ALL_TOPIC_CONFIG, "dataVersion") == versions[1]
+
+
+def test_a_version_is_one_that_the_go_client_reads(node: Node) -> None:
+    """Its `GetAllSubscriptionGroup` has 32 bits for the counter, and fails beyond that."""
+    for group in map(str, range(20)):
+        node.commit(group, "T", 0, 5)
+        version = node.table(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "dataVersion")
+        assert 0 <= version["counter"] < 2**31 and 0 <= version["timestamp"] < 2**63
 
 
 def test_attributes_of_hastore_stay_here(node: Node) -> None:
