@@ -29,6 +29,7 @@ from hastore.protocol.remoting import (
     Code,
     Frame,
     answer_to,
+    decode_frame,
     encode_frame,
     encode_front,
 )
@@ -50,9 +51,13 @@ RUN_MAX = 256  # calls that one iteration of the API makes
 MAX_REMARK = 4_096  # characters: a remark may repeat what a client has said
 ASKED_MAX = 10_000  # questions of this node that wait for clients' answers
 _NEVER = float("inf")
+_SIZE_BYTES = 4  # before a frame
 _JOINED_BYTES = 32 * 1024  # a longer body is not copied
 # A 5.x consumer with setClientRebalance(false) asks for its queues, and has none without an answer.
 _NO_ASSIGNMENT = "; consumers share out the queues by themselves: setClientRebalance(true)"
+# The Go client does not look at the code of an answer to a message that it sends back, and takes
+# that as stored: it would never consume it again. Without an answer it does, after 3 s.
+_GO = "GO"
 _SYSTEM_BUSY_REMARK = "the node asks too many clients at the same time; try again"
 
 
@@ -221,6 +226,15 @@ class OwnRequest:
             done, rid=self.asked.rid, status=status, statuses=None, hosts={}, master=master
         )
         self._parts.replies.send(self._to, answer)
+
+
+def is_withheld(request: Frame, code: int) -> bool:
+    """Whether a client does better without an answer of this code; see `_GO`."""
+    return (
+        request.code == Code.CONSUMER_SEND_MSG_BACK
+        and code != Answer.SUCCESS
+        and request.language == _GO
+    )
 
 
 def without_place(done: api.PutDone) -> api.PutDone:
@@ -434,12 +448,34 @@ class Door:
         if isinstance(answer, bytes):
             self.parts.replies.send_frame(request.connection, answer, answers=True)
             return
+        if is_withheld(request.frame, answer.code):
+            self._withhold(request, answer)
+            return
         body = answer.body
         front = encode_front(answer, len(body))
         if len(body) <= _JOINED_BYTES:
             self.parts.replies.send_frame(request.connection, front + body, answers=True)
         else:
             self.parts.replies.send_frame(request.connection, front, body, answers=True)
+
+    def pass_back(self, request: RemotingRequest, raw: bytes) -> None:
+        """Send a client the wire bytes of what another node has answered."""
+        connection = request.connection
+        if connection is None:
+            return
+        if request.frame.code == Code.CONSUMER_SEND_MSG_BACK:
+            answer = decode_frame(raw, _SIZE_BYTES)
+            if is_withheld(request.frame, answer.code):
+                self._withhold(request, answer)
+                return
+        self.parts.replies.send_frame(connection, raw, answers=True)
+
+    def _withhold(self, request: RemotingRequest, answer: Frame) -> None:
+        connection = request.connection
+        assert connection is not None
+        why = f"{answer.code} {answer.remark}"
+        log.debug("remoting: %s is not answered: %s", connection.peer, why)
+        self.parts.replies.send_frame(connection, b"", answers=True)
 
     def _leave_open(self, request: RemotingRequest, reason: str, is_late: bool) -> None:
         connection = request.connection

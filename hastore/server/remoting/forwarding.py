@@ -709,8 +709,8 @@ class Forwarding:
     def _pass_back(self, request: RemotingRequest, frame: bytes) -> None:
         """Send the client what the master has answered."""
         request.is_answered = True
-        if frame and request.connection is not None:
-            self._door.parts.replies.send_frame(request.connection, frame, answers=True)
+        if frame:
+            self._door.pass_back(request, frame)
 
     # -- requests that other nodes forward
 

@@ -37,12 +37,13 @@ class RemotingClient:
         *,
         kind: int = JSON,
         one_way: bool = False,
+        language: str = "JAVA",
     ) -> int:
         """Send a request; return its opaque."""
         opaque = next(self._opaques)
         flag = ONE_WAY if one_way else 0
         frame = Frame(
-            code, opaque, flag, fields or {}, body, language="JAVA", version=479, kind=kind
+            code, opaque, flag, fields or {}, body, language=language, version=479, kind=kind
         )
         self.sock.sendall(encode_frame(frame))
         return opaque

@@ -58,7 +58,7 @@ from tests.server.kit import config_of
 from tests.server.remoting.kit import RemotingClient, served
 
 STORED = frozenset({0, 10, 11, 12})
-PUT = Code.SEND_MESSAGE_V2
+PUT, BACK = Code.SEND_MESSAGE_V2, Code.CONSUMER_SEND_MSG_BACK
 UPDATE, QUERY = Code.UPDATE_CONSUMER_OFFSET, Code.QUERY_CONSUMER_OFFSET
 MEMBERS = Code.GET_CONSUMER_LIST_BY_GROUP
 
@@ -101,7 +101,7 @@ class Node:
             self.counts,
         )  # fmt: skip
         self.forwarding = Forwarding(door, config, network)
-        door.join(dict.fromkeys((PUT, UPDATE, QUERY, MEMBERS, 1_001), self.take))
+        door.join(dict.fromkeys((PUT, BACK, UPDATE, QUERY, MEMBERS, 1_001), self.take))
 
     def take(self, request: RemotingRequest) -> None:
         self.got.append(request)
@@ -241,6 +241,22 @@ def test_a_put_at_a_slave_is_answered_by_the_master(
         assert answer.body == b"x" * number * 100_000
     assert not two.got and all(request.is_forwarded for request in one.got)
     assert group.calls == 1, "one link for all"
+
+
+def test_go_hears_of_success_only_when_it_sends_a_message_back(
+    make_group: Callable[..., Group],
+) -> None:
+    """Its client takes any answer for a success, and never consumed the message again."""
+    group = make_group()
+    one, two = pair(group)
+    client = group.client(two)
+    assert client.answer_of(client.send(BACK, language="GO")).code == Answer.SUCCESS
+    one.does = lambda request: request.answer(Answer.SYSTEM_ERROR, remark="it was cut")
+    client.send(BACK, language="GO")
+    for language in ("GO", "JAVA"):  # `answer_of` fails if another request is answered before
+        code = PUT if language == "GO" else BACK
+        answer = client.answer_of(client.send(code, language=language))
+        assert (answer.code, answer.remark) == (Answer.SYSTEM_ERROR, "it was cut")
 
 
 def test_many_are_under_way_at_a_time_and_answered_in_any_order(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,8 +20,10 @@ from hastore.server.remoting.sends import Sends
 from hastore.server.remoting.subscriptions import GroupSettings
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import until
+from tests.server.remoting.desk import Desk, StoreBackend
 from tests.server.remoting.kit import RemotingClient, served
 from tests.server.remoting.test_sends import fields, records
+from tests.store import kit
 from tests.store.kit import BORN
 
 
@@ -102,6 +105,23 @@ def test_a_message_that_is_sent_back_waits_for_its_group(
         "UNIQ_KEY": "key", "TAGS": "a", "RETRY_TOPIC": "T", "WAIT": "false", "DELAY": "3",
         "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0", "ORIGIN_MESSAGE_ID": first.message_id,
     }  # fmt: skip
+
+
+def test_go_is_told_of_success_only(tmp_path: Path) -> None:
+    """Its client takes any answer for a success, and never consumed the message again."""
+    with kit.opened(tmp_path) as store:
+        desk = Desk(StoreBackend(store))
+        view = TopicView(desk.backend, auto_create=True)
+        desk.door.join(Retries(desk.door, view, Settings()).handlers())
+        kit.put(store, kit.message(0, topic="T"))
+        client, code = desk.client(), Code.CONSUMER_SEND_MSG_BACK
+        gone = back(10_000, originMsgId="")
+        assert client.ask(code, gone, language="JAVA").code == Answer.SYSTEM_ERROR
+        client.send(code, gone, language="GO")
+        desk.run(60_000)
+        assert not client.answers and not client.ended
+        there = back(0, originMsgId="", originTopic="T")
+        assert client.ask(code, there, language="GO").code == Answer.SUCCESS
 
 
 @pytest.mark.parametrize("level", ["0", "-1"])
