@@ -24,14 +24,15 @@ said once, and again when the reason changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
 from hastore.config.classic_key import Credentials
-from hastore.errors import CorruptRecordError, HastoreError
+from hastore.errors import CorruptRecordError, HastoreError, UsageError
 from hastore.fs.filesystem import FileSystem, read_or_empty
 from hastore.protocol.remoting import Code
+from hastore.record.delays import DELAYS_MS, format_levels, parse_levels
 from hastore.server.broker_client import BrokerClient
 from hastore.server.broker_tables import (
     DELAYS,
@@ -85,12 +86,14 @@ class BrokerTables(Service):
         follows: Callable[[], bool],
         own_log: Callable[[], LogRange | None],
         file_size: int,
+        delays_ms: Sequence[int] = DELAYS_MS,
         on_failure: OnFailure,
         every_s: float = EVERY_S,
     ) -> None:
         """Prepare; `follows()`: whether the broker is this node's master now.
 
-        `group` is the name of this node's group, `file_size` its `commitlog_file_size`.
+        `group` is the name of this node's group, `file_size` its `commitlog_file_size`, `delays_ms`
+        its `message_delay_level`.
         `own_log()` is None once the log has an epoch of its own group. `credentials()` may raise
         ConfigError.
         """
@@ -102,6 +105,7 @@ class BrokerTables(Service):
         self._clock = clock
         self._group = group
         self._file_size = file_size
+        self._delays_ms = tuple(delays_ms)
         self._of_size: str | None = None  # that the broker's log files have another size
         self._follows = follows
         self._own_log = own_log
@@ -211,6 +215,9 @@ class BrokerTables(Service):
             if before is None:
                 log.error("%s", self._of_size)
         name, notes = settings["brokerName"], []
+        levels = settings.get("messageDelayLevel", "")
+        if levels and not self._has_levels(levels):
+            notes.append(_note_of_levels(self._address, levels, self._delays_ms))
         if name != self._group:
             notes.append(
                 f"the RocketMQ broker {self._address} has the brokerName {name:.80}, and this group"
@@ -229,6 +236,12 @@ class BrokerTables(Service):
             if text not in self._of_settings:
                 log.warning("before the migration: %s", text)
         self._of_settings = notes
+
+    def _has_levels(self, text: str) -> bool:
+        try:
+            return parse_levels(text) == self._delays_ms
+        except UsageError:
+            return False
 
     def _text(self, problem: str) -> str:
         return (
@@ -276,6 +289,16 @@ def _problem_of_size(address: str, size: str, own: int) -> str:
         f" (mappedFileSizeCommitLog), and those of this node {own}: its log cannot be copied so."
         " Stop this node, set store.commitlog_file_size to that size, move the store away, and"
         " start it with a new copy of the broker's log"
+    )
+
+
+def _note_of_levels(address: str, levels: str, own: Sequence[int]) -> str:
+    return (
+        f"the RocketMQ broker {address} has the messageDelayLevel {levels!r:.200}, and"
+        f" store.message_delay_level of this node is {format_levels(own)!r}: delayed messages would"
+        " come at another time than they were sent for. Before the promotion set it to the broker's"
+        " on all nodes; each must build its queues anew: stop it, remove the file hastore/replay in"
+        " its store, and start it"
     )
 
 

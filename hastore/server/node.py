@@ -18,6 +18,7 @@ from hastore.ha.node.member import Member
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochStarts
 from hastore.protocol.hello import Purpose
+from hastore.record.delays import parse_levels
 from hastore.registry.remembered import RegistryMemory
 from hastore.server.backend import NodeBackend
 from hastore.server.base_node import BaseNode, read_secret, store_host
@@ -140,6 +141,7 @@ class Node(BaseNode):
             lambda: None if key_file is None else read_credentials(key_file), clock,
             group=config.group, follows=lambda: self.backend.classic_master() is not None,
             own_log=self._copied_log, file_size=self.store.file_size,
+            delays_ms=parse_levels(config.store.message_delay_level),
             on_failure=self._on_failure,
         )  # fmt: skip
         self.backend.classic_lag = made.lag

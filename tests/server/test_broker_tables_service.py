@@ -19,6 +19,7 @@ from hastore.config.classic_key import Credentials, read_credentials
 from hastore.errors import ConfigError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.remoting import Answer, Code, Frame, RemotingWire, answer_to, encode_frame
+from hastore.record.delays import DEFAULT_LEVELS
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, signer
 from hastore.server import broker_client
 from hastore.server.broker_tables import (
@@ -433,6 +434,22 @@ def test_a_broker_whose_log_files_have_another_size(
     assert [one.getMessage() for one in caplog.records] == [problem]
     slave.log = None  # this node was promoted
     assert slave.service.problems() == []
+
+
+def test_a_broker_with_other_delays(
+    slave: Slave, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waited for 10 minutes there came after a second here, and nothing said so."""
+    broker.has_settings("brokerName=g0", f"messageDelayLevel={DEFAULT_LEVELS} ")
+    slave.service.turn()
+    assert slave.service.notes() == [] and not caplog.records
+    for levels in ("10m 1h", f"{DEFAULT_LEVELS} 3h", "1x"):
+        broker.has_settings("brokerName=g0", f"messageDelayLevel={levels}")
+        slave.service.turn()
+        (note,) = slave.service.notes()
+        assert f"messageDelayLevel '{levels}'" in note and f"is '{DEFAULT_LEVELS}'" in note
+    slave.log = None  # this node was promoted
+    assert slave.service.notes() == []
 
 
 def test_a_broker_with_light_queues(slave: Slave, broker: Broker) -> None:

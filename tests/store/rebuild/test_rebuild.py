@@ -152,6 +152,25 @@ def test_the_delays_are_those_that_the_node_has_noted(tmp_path):
     assert built_with("default") != written
 
 
+def test_a_node_times_what_waits_by_its_setting_when_it_builds_its_queues_anew(tmp_path):
+    """As the note on a broker with other levels says it (server/broker_tables_service.py)."""
+    record = build_record(
+        SCHEDULE_TOPIC, b"x", queue_id=0, born_timestamp_ms=1, born_host=NO_HOST,
+        properties=[("DELAY", "1"), ("REAL_TOPIC", "T"), ("REAL_QID", "0")],
+    )  # fmt: skip
+    due = []
+    for levels in ("1s", "10m", "10m"):
+        with opened(tmp_path, message_delay_level=levels) as node:
+            if not due:
+                node.put_encoded([record], [own_records])
+            assert node.wait_dispatched(node.max_offset, 60)
+            [unit] = node.queues.read(SCHEDULE_TOPIC, 0, 0, 1)
+            due.append(unit.tags_code)
+        if len(due) == 2:
+            (tmp_path / "hastore/replay").unlink()
+    assert due[1] == due[0] and due[2] == due[0] + 599_000
+
+
 def test_a_record_inside_a_body_is_no_start(tmp_path):
     """A body that holds whole records of just these offsets misleads the search for a start."""
     log = MemoryLog()
