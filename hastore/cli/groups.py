@@ -454,7 +454,7 @@ def delete_command(
     """Delete the settings of GROUP: whether it may consume, how often a message is tried again.
 
     The group has the default settings then. Its positions and its retries stay, as with `mqadmin
-    deleteSubGroup`: members that come back go on where the group was. Refused while members are
+    deleteSubGroup -b`: members that come back go on where the group was. Refused while members are
     online, unless --force is given.
     """
     addresses = bootstrap_addresses(bootstrap)

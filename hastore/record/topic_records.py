@@ -36,6 +36,7 @@ OWN_PREFIX = "HASTORE_"  # topics of the group itself begin so: they have no con
 # messages; the pattern of new topics.
 RESERVED = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, "TBW102"})
 PROPERTY = "HS_TOPIC"
+OWN_ATTRIBUTES = "hastore."  # names of attributes that begin so are hastore's own
 PERM_READ, PERM_WRITE = 4, 2  # bits of `perm`, as RocketMQ numbers them
 READ_WRITE = PERM_READ | PERM_WRITE
 MAX_QUEUES = 4_096  # of a topic
@@ -77,6 +78,21 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_writable(self) -> bool:
         """Whether producers may put to the topic."""
         return bool(self.perm & PERM_WRITE)
+
+    @property
+    def kept(self) -> "TopicConfig | None":
+        """What a deletion leaves of it: hastore's own attributes, such as a group's settings.
+
+        They are no property of the topic: RocketMQ's broker keeps them elsewhere.
+        """
+        own = {key: self.attributes[key] for key in self.attributes if is_own_attribute(key)}
+        count = max(1, self.write_queues)
+        return TopicConfig(self.name, count, count, attributes=own) if own else None
+
+
+def is_own_attribute(name: str) -> bool:
+    """Whether an attribute is hastore's own, which clients of RocketMQ neither see nor change."""
+    return name.startswith(OWN_ATTRIBUTES)
 
 
 class TopicChange(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -24,13 +24,13 @@ from hastore.errors import UNREADABLE, CorruptRecordError, MessageIllegalError
 from hastore.protocol.api import Group, Name
 from hastore.protocol.remoting import Code, encode_body
 from hastore.record.delays import MAX_LEVELS, RETRY_PREFIX
-from hastore.record.topic_records import RESERVED, TopicConfig, check_config
+from hastore.record.topic_records import RESERVED, TopicConfig, check_config, is_own_attribute
 from hastore.server.remoting.subscriptions import (
     ATTRIBUTE,
     MAX_SETTINGS_BYTES,
     GroupSettings,
 )
-from hastore.server.remoting.topics import OWN_ATTRIBUTES, SYSTEM, SYSTEM_PREFIX, is_compacted
+from hastore.server.remoting.topics import SYSTEM, SYSTEM_PREFIX, is_compacted
 
 MAX_BYTES = 64 * 1024 * 1024  # of a table
 _NAMED_MAX = 5  # of what is left out
@@ -144,7 +144,7 @@ def read_topics(raw: bytes) -> Read[list[TopicConfig]]:
         try:
             one = msgspec.convert(value, _Topic)
             known = one.attributes or {}
-            kept = {key: known[key] for key in known if not key.startswith(OWN_ATTRIBUTES)}
+            kept = {key: known[key] for key in known if not is_own_attribute(key)}
             config = TopicConfig(
                 name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order,
                 one.topic_sys_flag, kept,

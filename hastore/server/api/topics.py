@@ -6,7 +6,9 @@ node that is not the master refuses it as it refuses a put. The API's lock is he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from hastore.clock import Clock
 from hastore.errors import Status
@@ -72,12 +74,21 @@ class TopicChanges:
         if table.recorded(config.name) == config and self._is_settled(config.name):
             respond(PutDone(put.rid, Status.PUT_OK, self._backend.epoch()))
             return
-        self._append(TopicChange(config), put, respond)
+        self._append([TopicChange(config)], put, respond)
 
     def delete(self, name: str, put: Put, respond: Respond) -> None:
-        """Delete a topic; one that does not exist is no error. Raises MessageIllegalError."""
+        """Delete a topic; one that does not exist is no error. Raises MessageIllegalError.
+
+        The settings of a group stay, though they are kept with the topic of its retries.
+        """
         check_name(name)
         table = self._backend.store.topic_table
+        config = table.recorded(name)
+        kept = None if config is None else config.kept
+        if kept is not None:
+            changes = TopicChange(deleted=name), TopicChange(kept)
+            self._append(changes, put, lambda done: respond(_as_one(done)))
+            return
         if self._backend.store.find_topic(name) is None and self._is_settled(name):
             respond(PutDone(put.rid, Status.PUT_OK, self._backend.epoch()))
             return
@@ -85,7 +96,7 @@ class TopicChanges:
         if reason is not None:
             respond(PutDone(put.rid, Status.BUSY, 0, reason=reason))
             return
-        self._append(TopicChange(deleted=name), put, respond)
+        self._append([TopicChange(deleted=name)], put, respond)
 
     def _is_settled(self, name: str) -> bool:
         """Whether what this node knows of a topic is true for the group, and stays so."""
@@ -93,6 +104,18 @@ class TopicChanges:
         offset = backend.store.topic_table.offset_of(name)
         return backend.writable_reason() is None and offset < backend.store.readable_offset
 
-    def _append(self, change: TopicChange, put: Put, respond: Respond) -> None:
-        record = build_change(change, self._clock.wall_ms())
-        self._puts.admit_own_record(put, record, respond, own_records)
+    def _append(self, changes: Sequence[TopicChange], put: Put, respond: Respond) -> None:
+        now_ms = self._clock.wall_ms()
+        records = b"".join([build_change(change, now_ms) for change in changes])
+        self._puts.admit_own_record(put, records, respond, own_records)
+
+
+def _as_one(done: PutDone) -> PutDone:
+    """Return the outcome of records that are one change: that of the first that is not stored."""
+    statuses = done.statuses
+    if statuses is not None:
+        statuses = [next((one for one in statuses if not one.is_stored), statuses[0])]
+    return msgspec.structs.replace(
+        done, statuses=statuses, offsets=done.offsets[:1], queue_ids=done.queue_ids[:1],
+        queue_offsets=done.queue_offsets[:1],
+    )  # fmt: skip

@@ -18,7 +18,7 @@ import msgspec
 from hastore.errors import MessageIllegalError, Status
 from hastore.protocol.api import Put, PutDone
 from hastore.protocol.remoting import Answer, Code, Pairs, encode_body
-from hastore.record.topic_records import MAX_ATTRIBUTES_BYTES, TopicConfig
+from hastore.record.topic_records import MAX_ATTRIBUTES_BYTES, TopicConfig, is_own_attribute
 from hastore.server.api.topics import Respond, TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, number, read_aside, stored_ms
@@ -34,7 +34,6 @@ SYSTEM = frozenset(
     " OFFSET_MOVED_EVENT CHECKPOINT_TOPIC".split()
 )
 SYSTEM_PREFIX = "rmq_sys_"
-OWN_ATTRIBUTES = "hastore."  # names of attributes that begin so are hastore's own
 _INT_MAX = 2**31 - 1
 _PERM_MAX = 7
 # The attributes that RocketMQ's topics may have. hastore keeps them, and does nothing by them.
@@ -262,7 +261,8 @@ def version_of(table: Mapping[Any, Any]) -> dict[str, int]:
     """Return RocketMQ's DataVersion of a table: another one if and only if the table is another.
 
     A RocketMQ slave takes a table if its version differs from that of its own, whatever is greater.
-    A digest says that over failovers, too, where a count of one node means nothing at another.
+    A digest says that over failovers, too, where a count of one node means nothing at another. It
+    does not fit into the counter alone: the Go client has 32 bits for that.
     """
     raw = json.dumps(table, sort_keys=True).encode()
     digest = hashlib.blake2b(raw, digest_size=10).digest()
@@ -290,7 +290,7 @@ def as_json(config: TopicConfig) -> dict[str, Any]:
 def _for_others(config: dict[str, Any]) -> dict[str, Any]:
     """Leave out what only hastore knows, such as the settings of a group: 201 has these."""
     known = config["attributes"]
-    kept = {name: known[name] for name in known if not name.startswith(OWN_ATTRIBUTES)}
+    kept = {name: known[name] for name in known if not is_own_attribute(name)}
     return {**config, "attributes": kept}
 
 
@@ -389,7 +389,7 @@ def _attributes(known: Mapping[str, str], changes: str) -> dict[str, str]:
 
 def _check_attribute(name: str) -> None:
     """Refuse a change of an attribute of hastore's, such as a group's settings."""
-    if name.startswith(OWN_ATTRIBUTES):
+    if is_own_attribute(name):
         text = f"attributes: {name:.40} is hastore's own; a group's settings: updateSubGroup"
         raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
 

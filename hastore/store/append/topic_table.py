@@ -188,8 +188,9 @@ class TopicTable:
             if len(self._groups) < MAX_GROUPS:
                 return None
             return (
-                f"{len(self._groups):,} consumer groups have settings, and no more can: delete the"
-                " topics %RETRY%<group> of groups that are gone (`hastore topics delete`)"
+                f"{len(self._groups):,} consumer groups have settings, and no more can: delete"
+                " those of groups that are gone (`hastore groups delete`), then their topics"
+                " %RETRY%<group> (`hastore topics delete`)"
             )
         if len(self._topics) < MAX_TOPICS:
             return None

@@ -122,6 +122,32 @@ def test_a_change_of_the_topic_keeps_the_settings(
     assert made[0].find("g").retry_max_times == 5
 
 
+def test_a_deletion_of_the_topic_keeps_the_settings(tmp_path: Path) -> None:
+    """`mqadmin deleteTopic` of %RETRY%g let a group consume that may not, without an error."""
+    with kit.opened(tmp_path) as store:
+        kit.put(store, *[kit.message(n, topic="%RETRY%g", queue_id=n) for n in range(4)])
+        assert store.wait_dispatched(store.max_offset, 60)
+        desk = Desk(StoreBackend(store))
+        view = TopicView(desk.backend, auto_create=True)
+        settings = Subscriptions(desk.door, view)
+        desk.door.join(settings.handlers())
+        desk.door.join(Topics(desk.door, "g0", view).handlers())
+        ask = desk.client().ask
+        assert ask(UPDATE, {}, json.dumps(GIVEN).encode()).code == Answer.SUCCESS
+        for _ in range(2):
+            answer = ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "%RETRY%g"})
+            assert answer.code == Answer.SUCCESS
+            assert json.loads(ask(ONE, {"group": "g"}).body) == GIVEN
+            assert settings.refusal("g") is not None
+            shape = view.find("%RETRY%g")
+            assert shape is not None and (shape.read, shape.write) == (2, 2)
+            assert store.wait_dispatched(store.max_offset, 60)
+            assert not store.queues.shown("%RETRY%g"), "the retries are hidden"
+        assert ask(DELETE, {"groupName": "g"}).code == Answer.SUCCESS
+        assert ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "%RETRY%g"}).code == Answer.SUCCESS
+        assert store.topic_table.recorded("%RETRY%g") is None, "and makes room for another group"
+
+
 def test_the_settings_are_no_attribute_that_others_see_or_change(
     client: RemotingClient, made: list[Subscriptions]
 ) -> None:
