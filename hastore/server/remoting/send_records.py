@@ -51,11 +51,15 @@ _LENGTH_BYTES = 4  # of a body: written before it in a batch as in a record
 _SHORT = struct.Struct(">h")
 _LEAST = BATCH_FRONT.size + _SHORT.size
 REGION = "DefaultRegion"  # RocketMQ's, which its broker adds to each message
+# The pop of a message that a client has received; RocketMQ's broker takes it off what is sent.
+RESERVED = "POP_CK"
 _LAYOUTS_MAX = 512
 _NAMES_MAX = 32  # of a layout that is remembered
 _NAMES_CHARS = 512  # the same: all of them take some 2 MiB at most
 # What a message means that has one of these, or how the node must change it, sends.py says.
-_SPECIAL = TIMERS | {"DELAY", LIGHT_QUEUES, "TRAN_MSG", "MSG_REGION", "TRACE_ON", "CLUSTER", ""}
+_SPECIAL = TIMERS | {
+    *("DELAY", LIGHT_QUEUES, "TRAN_MSG", "MSG_REGION", "TRACE_ON", "CLUSTER", RESERVED, ""),
+}
 _LIGHT_BYTES = LIGHT_QUEUES.encode()
 _encode_json = msgspec.json.Encoder().encode
 _ADDED = _encode_json({"MSG_REGION": REGION, "TRACE_ON": "true"})[1:-1]

@@ -80,6 +80,7 @@ from hastore.server.remoting.door import Door, Handler, RemotingRefusal, Remotin
 from hastore.server.remoting.routes import DLQ, RETRY, WRITE, TopicView
 from hastore.server.remoting.send_records import (
     REGION,
+    RESERVED,
     Alike,
     SendLayouts,
     build_batch,
@@ -586,7 +587,7 @@ def _properties_of(text: str) -> dict[str, str]:
     if count > PROPERTIES_MAX:
         raise _illegal(f"{count:,} properties; at most {PROPERTIES_MAX:,} are allowed")
     found = read_properties(text)
-    for name in OWN_PROPERTIES:
+    for name in (*OWN_PROPERTIES, RESERVED):
         found.pop(name, None)
     return found
 

@@ -629,6 +629,21 @@ def test_the_mark_of_a_delivery_is_left_out(backend: FakeBackend, client: Remoti
     assert found[0]["xHS_DELAYED"] == "c"
 
 
+def test_the_pop_of_a_received_message_is_left_out(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    """As by RocketMQ 5.3.3, which takes it off the properties of the send, not of a batch's own."""
+    pop = "POP_CK0 5 60000 0 0 g0 1 5"
+    known = "UNIQ_KEYkWAITtrue"  # as most have them
+    for before, after in (("", known), (known, ""), ("xPOP_CKc", known)):
+        assert client.ask(SEND, fields(i=before + pop + after)).code == Answer.SUCCESS
+    body = encode_batch([BatchMessage(0, b"b", pop.encode())])
+    assert client.ask(SEND_BATCH, fields(m="true", i=pop + "ab"), body).code == 0
+    found = [dict(record.property_pairs) for record in records(backend)]
+    assert [one.get("POP_CK") for one in found] == [None, None, None, "0 5 60000 0 0 g0 1 5"]
+    assert found[2]["xPOP_CK"] == "c" and found[3]["a"] == "b"
+
+
 def test_the_number_of_a_received_message_is_left_out(
     backend: FakeBackend, client: RemotingClient
 ) -> None:
