@@ -714,8 +714,8 @@ def test_a_send_that_waits_for_the_master_alone_creates_its_topic_as_it_asks(
         batch = encode_batch([BatchMessage(0, b"b", b"")])
         assert client.ask(SEND_BATCH, given | {"b": "One", "d": "1", "m": "true"}, batch).code == 0
     table = backend.store.topic_table
-    until(lambda: table.recorded("One") is not None)
-    assert table.find("Two").write_queues == 2
+    until(lambda: len(records(backend)) == 4)
+    assert table.find("Two").write_queues == 2 and table.recorded("One") is not None
     topics = [record.topic for record in records(backend)]
     assert topics == ["HASTORE_TOPICS", "Two", "HASTORE_TOPICS", "One"]
 
