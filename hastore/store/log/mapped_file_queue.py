@@ -189,7 +189,8 @@ class MappedFileQueue:
                 raise StoreBrokenError(
                     f"{self.directory}: bytes [{found[-1].end}, {start}) are missing, no file holds"
                     " them: restore them from a backup, or move the store away and let the node"
-                    " start empty: it then copies the log from its master or leader"
+                    " start empty, in mode classic under a new node number: it then copies the log"
+                    " from its master or leader"
                 )
             found.append(MappedFile(self._fs, path, start, self.file_size))
         self.files = tuple(found)

@@ -269,8 +269,12 @@ def test_a_gap_between_files_is_refused_and_named(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         fill(store, 150)
     os.remove(log_file(tmp_path, FILE_SIZE))
-    with pytest.raises(StoreBrokenError, match=rf"\[{FILE_SIZE}, {2 * FILE_SIZE}\) are missing"):
+    with pytest.raises(
+        StoreBrokenError, match=rf"\[{FILE_SIZE}, {2 * FILE_SIZE}\) are missing"
+    ) as found:
         MessageStore(config(tmp_path), store_host=HOST).open()
+    # Under its old number the group would refuse an empty node.
+    assert "start empty, in mode classic under a new node number" in str(found.value)
 
 
 @pytest.mark.parametrize("stop", ["clean", "kill", "power"])
