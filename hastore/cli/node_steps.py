@@ -61,7 +61,10 @@ def steps(
         return [*found, *_of_members(files[0].path, change, statuses, looked, nodes is not None)]
     if change.new is not None and change.new not in statuses and change.new not in looked:
         own = here.get(change.new)
-        file = "a copy of another slave's file with its own `node`, `store.root` and certificate"
+        file = (
+            "a copy of another node's file with `role: SLAVE` and its own `node`, `store.root` and "
+            "certificate"
+        )
         if own is not None:
             file = own.path
         found.append(

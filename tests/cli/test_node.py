@@ -62,7 +62,9 @@ def test_a_node_is_added_and_taken_back(files):
     assert [numbers(path) for path in files] == [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3]]
     by_hand, start, promote = told["steps"]
     assert "in the file of node 3, under `nodes`: add the line 4: {api: " in by_hand
-    assert start.startswith("start node 4 with a copy of another slave's file")
+    assert start.startswith(
+        "start node 4 with a copy of another node's file with `role: SLAVE` and its own `node`"
+    )
     assert f"`hastore promote -c {files[0]}`" in promote and "the list 1, 2, 3, 4" in promote
     again = node("add", *files, "--node", 4, *NEW)
     assert again["changed"] == [str(files[2])] and len(again["steps"]) == 2
