@@ -263,15 +263,31 @@ def refusal_text(group: GroupAnswers) -> str | None:
         f"puts that do not set acks are refused: node {node}, the {role}, takes puts with acks=1 "
         f"only ({why.partition('; ')[0]})"
     )
+    file = master.get("config") or "FILE"
+    added = _added_in_sync(master)
+    if added:
+        verb = "is in sync, but counts" if len(added) == 1 else "are in sync, but count"
+        return (
+            f"{text}; {_named(added)} {verb} only once the changed list of nodes is in force: "
+            f"`hastore promote -c {file}`"
+        )
     absent = group.absent
     if not absent:
         return f"{text}; see why its slaves do not follow, or are behind"
-    file = master.get("config") or "FILE"
     verb = "it is" if len(absent) == 1 else "they are"
     return (
         f"{text}; {_first_step(absent)}, or, if {verb} gone for long, let the master go on alone: "
         f"`hastore promote -c {file} --async`"
     )
+
+
+def _added_in_sync(master: Status) -> list[Status]:
+    """Return the slaves that no acknowledgement counts, as the list with them is not in force."""
+    change = pending_changes(master).get("nodes")
+    if change is None:
+        return []
+    added = set(change["in_file"]) - set(change["in_force"])
+    return [one for one in master["slaves"] if one["in_sync"] and one["node"] in added]
 
 
 def default_refusal(status: Status) -> str | None:

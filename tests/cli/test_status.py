@@ -411,6 +411,28 @@ def test_nobody_waits_for_a_dead_node_that_was_replaced(make_group: Callable[[in
     assert code == 1 and "node 2 does not answer" in problems[0], "it is in force still"
 
 
+def test_in_a_pair_a_node_that_replaces_a_dead_one_needs_a_promotion(
+    make_group: Callable[[int], Group],
+) -> None:
+    """It is in sync and counts for nothing yet: neither it nor its link is what is wrong."""
+    group = make_group(3)
+    old = {number: group.nodes[number] for number in (1, 2)}
+    new = {number: group.nodes[number] for number in (1, 3)}
+    group.start(2, 1, nodes=old)
+    group.settle()
+    group.stop(2)
+    group.edit(1, config_in_group(group.root, 1, new))
+    group.wait(1, lambda s: s["config_pending"])
+    group.start(3, nodes=new)
+    code, _, problems = shown("--bootstrap", group.api(1), "--wait", "60")
+    assert code == 4
+    assert problems == [
+        "error: puts that do not set acks are refused: node 1, the SYNC_MASTER, takes puts with "
+        "acks=1 only (0 of 1 slaves in sync); node 3 is in sync, but counts only once the changed "
+        f"list of nodes is in force: `hastore promote -c {group.file(1)}`"
+    ]
+
+
 def test_a_master_that_only_does_not_answer_here_is_not_replaced(
     make_group: Callable[[int], Group],
 ) -> None:
