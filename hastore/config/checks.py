@@ -129,6 +129,12 @@ def config_notes(config: Config, *, starts: bool = False) -> list[str]:
             "registry_allow_plain_password is true: whoever reads the way to ZooKeeper learns the "
             "password, and can change the roles of the group"
         )
+    if config.registry_allow_unauthenticated and _is_open_registry(config):
+        notes.append(
+            "registry_allow_unauthenticated: true: whoever reaches ZooKeeper can change the roles "
+            "of the group; set registry_acl_file"
+        )
+    notes += _open_api_notes(config)
     own = config.nodes[config.node]
     for name, told in (("api", "clients"), ("ha", "the other nodes")):
         host = _host(getattr(own, name))
@@ -442,23 +448,54 @@ def _check_name_servers(config: Config, places: Places, endpoints: dict[Endpoint
         raise places.error(key, "is set, but " + refusal.partition(":")[0], "set remoting.enabled")
 
 
+def _beyond_loopback(config: Config, name: str) -> dict[str, str]:
+    """Return the hosts beyond loopback of an address of this node, by their keys in the file."""
+    hosts = {f"nodes.{config.node}.{name}": _host(getattr(config.nodes[config.node], name))}
+    if getattr(config.bind, name) is not None:
+        hosts = {f"bind.{name}": _host(config.bound(name)), **hosts}
+    return {key: host for key, host in hosts.items() if not is_loopback(host)}
+
+
+def _open_api_notes(config: Config) -> list[str]:
+    """Return what the flags let strangers do at the addresses for clients, and what ends that."""
+    security = config.security
+    if security.identities is None:
+        if not (_beyond_loopback(config, "api") or _beyond_loopback(config, "http")):
+            return []
+        return [
+            "api.allow_unauthenticated: true: whoever reaches this node can read all messages, put "
+            "others, and read its status; set security.identities, and tls for api and http"
+        ]
+    if security.api is Wire.TLS or not _beyond_loopback(config, "api"):
+        return []
+    return [
+        "security.api is plain beyond loopback: whoever is between a client and this node can read "
+        "the messages, and take over a connection; set security.api: tls"
+    ]
+
+
+def _is_open_registry(config: Config) -> bool:
+    """Whether there is a registry beyond loopback in which anybody may write."""
+    if config.registry is None or config.registry_acl_file is not None:
+        return False
+    endpoints = map(parse_address, parse_servers(config.registry).split(","))
+    return not all(is_loopback(one[0]) for one in endpoints if one is not None)
+
+
 def _check_beyond_loopback(config: Config, places: Places, name: str) -> None:
     """Raise ConfigError if an address beyond loopback is open to anyone who reaches it.
 
     That counts for what the node binds, and for where others reach it: whatever passes the latter
     on to an address on loopback lets strangers in, too.
     """
-    security, own = config.security, f"nodes.{config.node}.{name}"
+    security = config.security
     section = config.ha if name == "ha" else config.api
-    hosts = {own: _host(getattr(config.nodes[config.node], name))}
-    if getattr(config.bind, name) is not None:
-        hosts = {f"bind.{name}": _host(config.bound(name)), **hosts}
-    beyond = [key for key, host in hosts.items() if not is_loopback(host)]
+    beyond = _beyond_loopback(config, name)
     if not beyond or section.allow_unauthenticated:
         return
     tls = getattr(security, name) is Wire.TLS
-    key = beyond[0]
-    where = f"{hosts[key]} is beyond loopback"
+    key, host = next(iter(beyond.items()))
+    where = f"{host} is beyond loopback"
     if name == "ha":
         if not tls and config.ha.secret_file is None:
             remedy = "set security.ha: tls, or ha.secret_file, or ha.allow_unauthenticated: true"

@@ -72,7 +72,12 @@ def test_mistakes(tmp_path, more, text):
 
 def test_a_loud_flag_allows_an_open_registry(tmp_path):
     more = "registry: zk://zoo:2181\nregistry_allow_unauthenticated: true\n"
-    assert load(tmp_path, more).registry_allow_unauthenticated
+    config = load(tmp_path, more)
+    assert config.registry_allow_unauthenticated
+    (note,) = config_notes(config)
+    assert note.startswith("registry_allow_unauthenticated: true: whoever reaches ZooKeeper can ")
+    more = "registry: zk://127.0.0.1:2181\nregistry_allow_unauthenticated: true\n"
+    assert config_notes(load(tmp_path, more)) == []
 
 
 def test_the_role_of_a_slave_of_rocketmq_is_in_its_file(tmp_path):

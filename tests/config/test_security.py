@@ -120,6 +120,24 @@ def test_links_that_are_not_tamper_proof_are_named_at_the_start(files, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["api", "http"])
+def test_what_is_open_to_strangers_is_named_at_the_start(files, name):
+    """The flags were taken without a word, though the documents said that they are loud."""
+    opened = "api: {allow_unauthenticated: true}\n"
+    (note,) = config_notes(parse(beyond(name) + opened))
+    assert note.startswith("api.allow_unauthenticated: true: whoever reaches this node can read")
+    assert config_notes(parse(PAIR + opened)) == [], "on loopback"
+    tls = files + f"  {name}: tls\n  identities: who\n"
+    assert config_notes(parse(beyond(name) + tls + opened)) == []
+
+
+def test_keys_without_tls_are_named_at_the_start():
+    text = "  identities: who\n  allow_plain_keys: true\n"
+    (note,) = config_notes(parse(beyond("api") + text))
+    assert note.startswith("security.api is plain beyond loopback: ")
+    assert config_notes(parse(PAIR + text)) == []
+
+
+@pytest.mark.parametrize("name", ["api", "http"])
 def test_clients_beyond_loopback_need_identities_and_tls(files, name):
     text = refusal(beyond(name) + files + f"  {name}: tls\n")
     assert f"nodes.1.{name}: 10.0.0.1 is beyond loopback and open to anyone" in text

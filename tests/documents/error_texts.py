@@ -184,7 +184,7 @@ def problems() -> list[Text]:
                 continue
             function = "" if around is None else around.name
             if name.startswith("config/"):
-                tells = function == "config_notes"
+                tells = function in ("config_notes", "_open_api_notes")
             elif isinstance(node, ast.Assign) and any(map(_is_field, node.targets)):
                 tells = True
             else:
