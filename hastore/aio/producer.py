@@ -134,7 +134,8 @@ class LoopDriver:
         self._window = Window(options.max_in_flight)
         addresses, self._transport = make_transport(addresses, clock, security)
         self._transport.open(addresses)
-        cluster = ClusterView(addresses, self._transport.source)
+        silence = self._transport.silence
+        cluster = ClusterView(addresses, self._transport.source, why_silent=silence)
         self.core = SendCore(options, self._window, self._transport, cluster)
         self.ended = False
         self._detached = False

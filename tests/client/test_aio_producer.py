@@ -212,6 +212,7 @@ def test_no_node_reachable() -> None:
             assert [type(each) for each in ended] == [
                 UnreachableError, NotStoredError, UnreachableError,
             ]  # fmt: skip
+            assert all(f"({NOBODY}: " in str(each) for each in ended), "why nobody answers"
 
     run(main)
 

@@ -16,7 +16,7 @@ import pytest
 
 from hastore import Producer, aio
 from hastore.client.connections import requester as requester_module
-from hastore.client.connections.transport import Arrival
+from hastore.client.connections.transport import Arrival, NoAnswer, Quiet
 from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.positions_client import Positions
@@ -66,6 +66,9 @@ class World:
 
     def heard_ms(self, _address: str) -> float:
         return 0.0
+
+    def silence(self, address: str) -> NoAnswer | None:
+        return None if address in self.up else NoAnswer(Quiet.REFUSED, "nobody is there")
 
     def send(self, address: str, message: api.Request, _payload: bytes | None = None) -> bool:
         self.asked.append((address, message))
@@ -176,6 +179,7 @@ def test_polls_warn_once_when_no_node_answers_and_say_once_when_one_does(
         (warning,) = warnings_in(caplog)
         assert "consumer of t: no answer from" in warning
         assert MASTER in warning and SLAVE in warning
+        assert f"({MASTER}: nobody is there)" in warning, "and why, as far as that is known"
         world.nodes[SLAVE] = WELL
         for _ in range(10):
             consumer.poll(timeout_s=1.0)

@@ -1,10 +1,10 @@
 """Decides which node is the master: the writable node of the greatest epoch. It does no I/O."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from hastore.client.connections.bootstrap import is_connectable
-from hastore.client.connections.transport import AddressSource, Arrival
+from hastore.client.connections.transport import AddressSource, Arrival, NoAnswer
 from hastore.client.lifecycle import CarefulLog
 from hastore.protocol.api import MAP_TOPICS, Configs, MapInfo, Reply
 
@@ -35,8 +35,14 @@ class ClusterView:
         *,
         any_group: bool = False,
         of_group: tuple[str, str] | None = None,
+        why_silent: Callable[[str], NoAnswer | None] = lambda _address: None,
     ) -> None:
+        """Know the addresses alone; `why_silent` is called for the text of an error, in its thread.
+
+        That is `Transport.silence`.
+        """
         self.addresses: list[str] = list(dict.fromkeys(addresses))
+        self._why_silent = why_silent
         self._source = source
         self._group = of_group if source is None else source.group_names
         self._any_group = any_group and source is None
@@ -217,11 +223,14 @@ class ClusterView:
         return "; ".join(said) or self.silence()
 
     def silence(self, within: str = "") -> str:
-        """Say that no node answers, for an error text; `within` is like "within 5 s"."""
+        """Say that no node answers, and why, for an error text; `within` is like "within 5 s"."""
         if self._source is not None and not self.addresses:
             return self._source.problem()
-        silent = ", ".join(one for one in self.addresses if one not in self.strangers)
+        silent = [one for one in self.addresses if one not in self.strangers]
         if not silent and self.strangers:
             return self.refusal_text
-        said = f"; {self.refusal_text}" if self.strangers else ""
-        return f"no answer from {silent} {within}".rstrip() + said
+        asked = ((one, self._why_silent(one)) for one in silent)
+        whys = "; ".join(f"{one}: {why.text}" for one, why in asked if why is not None)
+        told = f"no answer from {', '.join(silent)} {within}".rstrip()
+        told += f" ({whys})" if whys else ""
+        return f"{told}; {self.refusal_text}" if self.strangers else told

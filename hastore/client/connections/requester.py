@@ -146,8 +146,9 @@ class Requester:
         self.closing = False
         self.replies = 0  # that have come from any node
         self.cluster = ClusterView(
-            addresses, self.transport.source, any_group=any_group, of_group=of_group
-        )
+            addresses, self.transport.source, any_group=any_group, of_group=of_group,
+            why_silent=self.transport.silence,
+        )  # fmt: skip
         self.transport.open(addresses)
 
     def close(self) -> None:

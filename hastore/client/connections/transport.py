@@ -83,7 +83,8 @@ class AddressSource(Protocol):
 class Transport(Protocol):
     """The connections of one client.
 
-    One thread at a time calls the methods; meanwhile other threads may call `wake` and `sleep`.
+    One thread at a time calls the methods; meanwhile other threads may call `wake`, `sleep` and
+    `silence`.
     """
 
     @property

@@ -100,12 +100,7 @@ class AdminCalls(Client):
         it refuses, or has said nothing for `timeout_s`.
         """
         requester = self._requester
-        try:
-            yield from requester.survey(self._timeout_s, wait_for_starts=False)
-        except UnreachableError as failure:
-            asked = ((one, requester.transport.silence(one)) for one in requester.cluster.addresses)
-            whys = "; ".join(f"{one}: {why.text}" for one, why in asked if why is not None)
-            raise (UnreachableError(f"{failure} ({whys})") if whys else failure) from failure
+        yield from requester.survey(self._timeout_s, wait_for_starts=False)
         found = yield from requester.ask_each(api.AskStatus, self._timeout_s)
         infos = [
             NodeInfo(address, reply.status)

@@ -94,7 +94,8 @@ class IoDriver:
             addresses, transport = make_transport(addresses, clock, security)
         self._transport = transport
         self._transport.open(addresses)
-        cluster = ClusterView(addresses, self._transport.source)
+        silence = self._transport.silence
+        cluster = ClusterView(addresses, self._transport.source, why_silent=silence)
         self.core = SendCore(options, window, self._transport, cluster)
         self._progress = LocklessCondition()  # notified after each `run_once`
         self._driving = threading.Lock()

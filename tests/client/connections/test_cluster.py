@@ -4,7 +4,7 @@ import pytest
 
 from hastore.client.connections.bootstrap import is_connectable, parse_bootstrap
 from hastore.client.connections.cluster import MAX_ADDRESSES, ClusterView
-from hastore.client.connections.transport import Arrival
+from hastore.client.connections.transport import Arrival, NoAnswer, Quiet
 from hastore.errors import UsageError
 from hastore.protocol.api import MapInfo
 
@@ -96,6 +96,15 @@ def test_the_first_answer_does_not_choose_the_group_of_a_client_that_was_given_o
     assert view.silence("within 1 s").startswith(f"no answer from {A} within 1 s; {B}: it is node")
     assert view.reason().startswith(f"no answer from {A}; {B}: it is node 1 of")
     assert view.learn(A, info(1, 10, True, cluster="c", group="g")) and view.master == A
+
+
+def test_the_error_says_of_each_silent_address_why() -> None:
+    """A name that does not exist looked like a node that is down."""
+    whys = {A: NoAnswer(Quiet.UNREACHABLE, "Name or service not known"), B: None}
+    view = ClusterView([A, B], why_silent=whys.__getitem__)
+    said = f"({A}: Name or service not known)"
+    assert view.silence("within 1 s") == f"no answer from {A}, {B} within 1 s {said}"
+    assert view.reason() == f"no answer from {A}, {B} {said}"
 
 
 def test_a_node_of_another_group_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -369,6 +369,9 @@ class Pair:
     def is_up(self, address: str) -> bool:
         return address in self.up
 
+    def silence(self, _address: str) -> None:
+        return None
+
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
         if address not in self.up:
             return False
