@@ -243,8 +243,8 @@ class HAClient(Follower):
         if self.accept_loss and epoch is not None and master.open_epoch > epoch:
             self.accept_loss = False
             log.warning(
-                "the --accept-loss of `hastore demote` is not used: it was given before node %d"
-                " was known as the master of epoch %d; to give up for that one, too, what it lacks"
+                "the accepted loss is not used: --accept-loss was given before node %d was known"
+                " as the master of epoch %d; to give up for that one, too, what it lacks"
                 " or has otherwise, give it again",
                 *(node, master.open_epoch),
             )
