@@ -1217,7 +1217,7 @@ def test_an_accepted_loss_counts_for_the_master_that_the_operator_saw_and_no_lat
     wait_for(lambda: two.roles.client and not two.roles.client.accept_loss)
     wait_for(lambda: linked(two) or problem in str(two.roles.client and two.roles.client.problem))
     assert not linked(two) and two.store.max_offset == end
-    assert "it was given before node 1 was known as the master of epoch" in caplog.text
+    assert "--accept-loss was given before node 1 was known as the master of epoch" in caplog.text
     pair.stop(1)
     command(two, "demote", accept_loss=True)
     wait_for(lambda: two.roles.client and two.roles.client.accept_loss)
