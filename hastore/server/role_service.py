@@ -307,8 +307,8 @@ class RoleService(Service):
             flags = self._take_promotion(new_role=self._options_due)
             if flags is not None:
                 self._on_change("promote", "asked", "hastore promote")
-                meant = moment.epoch if flags.meant_epoch is None else flags.meant_epoch
-                self._promote(flags, meant)
+                meant = (flags.meant_epoch, self._one_shot.meant_epoch(), moment.epoch)
+                self._promote(flags, next((one for one in meant if one is not None), None))
         else:
             flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
@@ -418,9 +418,8 @@ class RoleService(Service):
             if self.mode is not RoleMode.PROMOTING:  # else a restart would take it for followed
                 self._unsaved_role = role
         elif role.is_master:
-            # Options are of this moment, unless late, and of the epoch that this node knows.
-            meant = self._meant_epoch() if flags is None else flags.meant_epoch
-            self._promote(flags or Flags(), meant)
+            late = None if flags is None else flags.meant_epoch
+            self._promote(flags or Flags(), self._meant_epoch() if late is None else late)
         else:
             self._demote()
 

@@ -315,10 +315,11 @@ class RegistryRoles:
         return self._with_role(self._role)
 
     def meant_epoch(self) -> int | None:
-        """Return the greatest epoch that the last change of the role can have meant.
+        """Return the greatest epoch that the last change of the role, or the last options, can have
+        meant.
 
-        None if the change is of this moment. If it was read first after a time without ZooKeeper,
-        it may be as old as that time, and was not meant for a master that came later.
+        None if they are of this moment. If they were read first after a time without ZooKeeper,
+        they may be as old as that time, and were not meant for a master that came later.
         """
         return self._meant_epoch
 
@@ -335,11 +336,12 @@ class RegistryRoles:
             self._file = changed
             self.registry.learn_config(changed)
         in_touch = self.registry.in_touch  # before the role: an old role is none of this moment
-        self._assigned = self.registry.wanted
+        before, self._assigned = self._assigned.once, self.registry.wanted
         role, once = self._assigned
         if role is not self._role:
-            self._meant_epoch = None if self._in_touch else self._epoch_then
             self._turn = None if once is None else once.id
+        if role is not self._role or (once is not None and once != before):
+            self._meant_epoch = None if self._in_touch else self._epoch_then
         self._in_touch = in_touch
         if in_touch:
             self._epoch_then = self._greatest_epoch()

@@ -318,7 +318,7 @@ def test_an_order_to_a_node_that_was_stopped_spares_a_master_of_a_newer_epoch(
     wait_for(lambda: writable(two))
 
 
-@pytest.mark.parametrize("late", ["it was stopped", "its disk failed"])
+@pytest.mark.parametrize("late", ["it was stopped", "its disk failed", "without ZooKeeper"])
 def test_a_command_that_a_superseded_master_takes_late_spares_a_master_of_a_newer_epoch(
     pair: Nodes, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
@@ -330,23 +330,53 @@ def test_a_command_that_a_superseded_master_takes_late_spares_a_master_of_a_newe
     wait_for(lambda: writable(two) and linked(one))
     before, disk = two.state.last_epoch, FailingDisk("remove")
     wait_for(lambda: one.state.last_epoch == before)
-    silent = partial(peer.ask_all, skip=frozenset({2}))
+    give = partial(command, one)
+    if late == "without ZooKeeper":
+        give = partial(orders_by("ZooKeeper", pair, 1), Role.SYNC_MASTER, no_catch_up=False)
+        source: Any = one.roles._one_shot
+        wait_for(lambda: source._epoch_then == before)
+        source.registry._connected = False
+        wait_for(lambda: not source._in_touch)
+    elif late == "its disk failed":
+        one.roles._one_shot = OneShotFlags(disk, one.config.store.root, SYSTEM_CLOCK)
     with monkeypatch.context() as patched:
-        patched.setattr(ha_client, "ask_all", silent)  # it does not follow meanwhile
+        # It does not follow meanwhile.
+        patched.setattr(ha_client, "ask_all", partial(peer.ask_all, skip=frozenset({2})))
         with unread(one) if late == "it was stopped" else contextlib.nullcontext():
-            if late == "its disk failed":
-                one.roles._one_shot = OneShotFlags(disk, one.config.store.root, SYSTEM_CLOCK)
-            command(one)
-            assert late == "it was stopped" or disk.failed.wait(60)
+            if late != "without ZooKeeper":
+                give()
+            assert late != "its disk failed" or disk.failed.wait(60)
             command(two)
             wait_for(lambda: two.state.last_epoch > before and writable(two))
             if late == "it was stopped":
                 patched.setattr(role_service, "LATE_MS", 0.0)
         disk.bad = False
+        if late == "without ZooKeeper":
+            give()
+            source.registry._connected = True
         epoch = two.state.last_epoch
         said = f"node 2 has opened epoch {epoch} since this node was told to become master"
         wait_for(lambda: said in str(one.roles.reason) or writable(one))
         assert writable(two) and two.state.last_epoch == epoch
+
+
+def test_an_order_with_options_to_a_node_that_was_stopped_spares_a_master_of_a_newer_epoch(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are good for a minute, and it was stopped for less: nor are they of this moment."""
+    one, two = pair.running[1], pair.running[2]
+    before = one.state.last_epoch
+    monkeypatch.setattr(ha_client, "ask_all", partial(peer.ask_all, skip=frozenset({1})))
+    with unread(two):
+        command(two)
+        order(pair, 2, Role.SYNC_MASTER)
+        command(one)
+        wait_for(lambda: one.state.last_epoch > before and writable(one))
+        monkeypatch.setattr(role_service, "LATE_MS", 0.0)
+    epoch = one.state.last_epoch
+    said = f"node 1 has opened epoch {epoch} since this node was told to become master"
+    wait_for(lambda: said in str(two.roles.reason) or writable(two))
+    assert writable(one) and one.state.last_epoch == epoch
 
 
 def test_an_order_during_a_slow_start_spares_a_master_of_a_newer_epoch(
