@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -50,8 +52,9 @@ def can_stop_command(path: str, as_json: bool) -> int:
     """Say whether the node of FILE may be stopped now without puts being refused for it.
 
     Exit code 0: yes, or it does not run. 4: no; the line says what to do first. 1: not known,
-    because the master does not answer, or the node itself does not but may run. It is true for this
-    moment: stop one node, wait until it is in sync again, and ask anew before the next.
+    because the master does not answer, or a slave that it counts, or the node itself does not but
+    may run. It is true for this moment: stop one node, wait until it is in sync again, and ask anew
+    before the next.
     """
     config = registered(load_config(path))
     said = of_each(config.nodes, lambda number: _ask(config, number))
@@ -60,7 +63,12 @@ def can_stop_command(path: str, as_json: bool) -> int:
         if isinstance(one, NoAnswer) and one.kind is Quiet.UNAUTHENTICATED:
             print_note(f"node {number} does not tell its state: {one.text}")
     others = {number: one for number, one in said.items() if not isinstance(one, NoAnswer)}
-    found = verdict(config, own, others)
+    silent = {
+        number: one.text
+        for number, one in said.items()
+        if isinstance(one, NoAnswer) and one.kind is not Quiet.UNAUTHENTICATED
+    }
+    found = verdict(config, own, others, silent)
     if as_json:
         print_json({"node": config.node, "may_stop": found.may, "why": found.why})
     else:
@@ -77,9 +85,14 @@ def _ask(config: Config, number: int) -> Status | NoAnswer:
         return NoAnswer(Quiet.UNAUTHENTICATED, str(refused))
 
 
-def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -> Verdict:
-    """Return whether the node may be stopped; `own` is its status, or why it does not answer, and
-    `others` are those of the nodes that do.
+def verdict(
+    config: Config,
+    own: Status | NoAnswer,
+    others: dict[int, Status],
+    silent: Mapping[int, str] = MappingProxyType({}),
+) -> Verdict:
+    """Return whether the node may be stopped; `own` is its status, or why it does not answer,
+    `others` are those of the nodes that do, and `silent` says why the rest does not.
     """
     name, number = node_name(config), config.node
     masters = [one for one in others.values() if _is_master(one)]
@@ -109,6 +122,15 @@ def verdict(config: Config, own: Status | NoAnswer, others: dict[int, Status]) -
         left = f"{len(near)} other slaves are in sync" if near else "no other slave is in sync"
         return Verdict(True, f"node {master['node']}, the master, waits for no slave; {left}")
     need = int(master["acks"])  # those in force: this node's file may have others already
+    quiet = [one["node"] for one in near if one["node"] in silent]
+    if len(near) - len(quiet) < need <= len(near):  # the master may learn of that only later
+        named = ", ".join(f"node {one} does not answer ({silent[one]})" for one in quiet)
+        return Verdict(
+            None,
+            f"node {master['node']}, the master, needs {need} slaves in sync, and has {len(near)} "
+            f"without node {number}, but {named}: it may hang or be cut off. Look at it first; see "
+            "`hastore status`",
+        )
     if len(near) >= need:
         return Verdict(True, f"node {master['node']}, the master, needs {need} slaves in sync, and "
                        f"has {len(near)} without node {number}")  # fmt: skip

@@ -209,6 +209,16 @@ def test_a_slave_counts_once_its_list_is_in_force(configs):
     assert verdict(configs[3], slave(3, 1), one).may is True, "no put waits for node 3"
 
 
+def test_a_slave_that_does_not_answer_may_not_take_the_place_of_another(configs):
+    """It is cut off or hangs, and its master counts it for up to 26 s more."""
+    one = {1: master(1, 2, 3)}
+    may, why = verdict(configs[2], slave(2, 1), one, {3: "it is connected and does not answer"})
+    assert may is None and "but node 3 does not answer (it is connected and" in why
+    assert verdict(configs[2], slave(2, 1), one).may is True, "it does not tell its state here"
+    more = {1: master(1, 2, 3, 4), 4: slave(4, 1)}
+    assert verdict(configs[2], slave(2, 1), more, {3: "no"}).may is True, "node 4 suffices"
+
+
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_slave_of_rocketmq_counts_where_the_files_say_so(configs, counted):
     ha = msgspec.structs.replace(configs[2].ha, count_classic_peers=counted)
