@@ -118,7 +118,7 @@ class Promoter:
         member = self._member
         required, own = self._requirements(config), member.hello(Purpose.SURVEY)
         replies = ask_all(member, Purpose.SURVEY)
-        self._check_overtaken(replies, flags)
+        self._check_overtaken(replies)
         self._check_no_refusal(replies, flags)
         hellos = with_written_over([own, *(r.hello for r in replies if r.hello is not None)])
         kept = self._kept(hellos, flags)
@@ -211,18 +211,23 @@ class Promoter:
         self._is_old = known_epoch is not None
         self._fenced = []
 
-    def _check_overtaken(self, replies: list[SurveyReply], flags: Flags) -> None:
+    def grow_old(self) -> None:
+        """Note that the order waits: somebody else may be promoted meanwhile, where this node does
+        not see it.
+        """
+        self._is_old = True
+
+    def _check_overtaken(self, replies: list[SurveyReply]) -> None:
         """Refuse for good when a node has opened an epoch that the order to this node did not mean.
 
         An order of this moment means every epoch that its first survey finds. An older one may be
-        older than a master that does not answer, too; and what an operator gives up was not meant
-        for the log of such a one.
+        older than a master that does not answer, too.
         """
         if self._known_epoch is None:
             self._known_epoch = self._greatest_seen(replies)
         hellos = [reply.hello for reply in replies if reply.hello is not None]
         opened = [(hello.open_epoch, hello.node) for hello in hellos]
-        if self._is_old or flags.accept_loss or flags.force_unclean:
+        if self._is_old:
             opened += self._opened_by_silent(hellos)
         later = overtaking(self._known_epoch, opened)
         if later is not None:

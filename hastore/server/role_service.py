@@ -550,6 +550,7 @@ class RoleService(Service):
             log.warning("not master yet: %s", reason)
         self._reason = reason
         self._no_new_epoch = reason if self._member.open_epoch else None
+        self._promoter.grow_old()
         if final:
             self._on_change("promote", "refused", reason)
             self._unsaved_role = self._config.assigned_role

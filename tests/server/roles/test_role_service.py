@@ -963,7 +963,7 @@ def test_a_master_whose_epoch_is_over_takes_an_order_before_every_node_answers(
     wait_for(lambda: writable(one))
 
 
-@pytest.mark.parametrize("kind", ["while it was down", "gives up"])
+@pytest.mark.parametrize("kind", ["while it was down", "it waits"])
 def test_an_old_order_spares_a_master_that_only_another_node_reaches(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -984,8 +984,7 @@ def test_an_old_order_spares_a_master_that_only_another_node_reaches(
             nodes.stop(2)
         for module in (promoter, role_service, ha_client):
             monkeypatch.setattr(module, "ask_all", ask_all)
-        if kind == "gives up":
-            command(two, accept_loss=True)
+        if kind == "it waits":
             order(nodes, 2, Role.SYNC_MASTER)
             wait_for(lambda: "waiting for node" in str(two.roles.reason))
         command(one)
