@@ -231,9 +231,14 @@ class Promoter:
             opened += self._opened_by_silent(hellos)
         later = overtaking(self._known_epoch, opened)
         if later is not None:
+            epoch, node = later
+            silent = "" if node in {hello.node for hello in hellos} else (
+                ", or before that without its knowledge, and does not answer now: it may be the "
+                "master"
+            )  # fmt: skip
             raise PromotionRefused(
-                f"node {later[1]} has opened epoch {later[0]} since this node was told to become "
-                "master; to supersede it run `hastore promote` again",
+                f"node {node} has opened epoch {epoch} since this node was told to become "
+                f"master{silent}; to supersede it run `hastore promote` again",
                 final=True,
             )
 

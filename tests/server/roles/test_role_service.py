@@ -978,8 +978,9 @@ def test_an_old_order_spares_a_master_that_only_another_node_reaches(
     try:
         one, two = nodes.start(1, Role.SYNC_MASTER), nodes.start(2, Role.SLAVE)
         three = nodes.start(3, Role.SLAVE)
-        wait_for(lambda: two.state.last_epoch == three.state.last_epoch == one.state.last_epoch)
+        wait_for(lambda: writable(one) and linked(two) and linked(three))
         before = one.state.last_epoch
+        wait_for(lambda: two.state.last_epoch == three.state.last_epoch == before)
         if kind == "while it was down":
             nodes.stop(2)
         for module in (promoter, role_service, ha_client):
