@@ -23,6 +23,7 @@ puts itself, and leaves the rest to RoleService's thread.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from enum import Enum
@@ -127,9 +128,8 @@ class RoleService(Service):
         self._refused_ms = refused_ms
         self._refused: tuple[float, int] | None = None  # since when, and what it knew then
         self._late_epoch: int | None = None  # of a change that was seen, or followed, late
-        self._met_then = 0  # the last master's epoch that this node had met then
-        self._moment = _Moment(None, 0)  # that options have which are found now
-        self._tried: _Moment | None = None  # that of options which could not be taken
+        # When options were looked for last, and what those of that moment could have meant.
+        self._took_ms, self._took = self._looked_ms, _Moment(0, 0)
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self._called_off)
         self._flags = Flags()
         self._self_promotion = False
@@ -208,6 +208,7 @@ class RoleService(Service):
     def run(self) -> None:
         """Resume the role in which the node stopped, then follow the file and the group."""
         self._note_epoch()
+        self._took = _Moment(self._epoch_then, self._met())
         self._begin()
         while not self.stopping.is_set():
             try:
@@ -300,9 +301,12 @@ class RoleService(Service):
 
         Those of a promotion whose role is new came with the change of it; see `_flip`.
         """
-        moment = self._moment if self._tried is None else self._tried
-        known = self._epoch_then if moment.epoch is None else moment.epoch
-        self._tried = moment._replace(epoch=known)  # a disk that fails may take them much later
+        now, moment = self._member.clock.monotonic_ms(), _Moment(None, self._met())
+        if now - self._took_ms > LATE_MS:  # this process was stopped, or a promotion took so long
+            promised = self._member.state.data.promised_epoch  # it knew all below its own one
+            own = promised if epoch_node(promised) == self._member.config.node else 0
+            moment = self._took._replace(epoch=max(self._took.epoch or 0, own))
+        self._took_ms = -math.inf  # if the disk fails now, they are taken much later
         if self._config.assigned_role.is_master:
             flags = self._take_promotion(new_role=self._options_due)
             if flags is not None:
@@ -317,7 +321,8 @@ class RoleService(Service):
                     self.client.accept(moment.met)
                 if flags.accept_loss or not self.client.linked:
                     self.client.drop_link()
-        self._options_due, self._tried = False, None
+        self._options_due = False
+        self._took_ms, self._took = now, _Moment(self._epoch_then, self._met())
 
     def _take_promotion(self, *, new_role: bool) -> Flags | None:
         epoch, keep = self._member.state.last_epoch, self._keep_condition
@@ -344,8 +349,6 @@ class RoleService(Service):
             self._late_epoch = self._epoch_then if late else None
             if self._refused is not None:
                 self._late_epoch = self._refused[1]
-        met = self._met_now()
-        self._moment = _Moment(self._epoch_then, self._met_then) if late else _Moment(None, met)
         self._note_look()
 
     def _note_look(self) -> None:
@@ -356,9 +359,8 @@ class RoleService(Service):
     def _note_epoch(self) -> None:
         data = self._member.state.data
         self._epoch_then = max(data.promised_epoch, last_epoch(data.history))
-        self._met_then = self._met_now()
 
-    def _met_now(self) -> int:
+    def _met(self) -> int:
         """Return the epoch of the last master that this node has met; before it has met one since
         its start, the greatest that it has promised.
         """
