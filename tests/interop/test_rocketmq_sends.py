@@ -60,6 +60,8 @@ def cases(topic):
         BatchMessage(0, b"third", b""),
     ]
     many = UNIQUE + "".join(f"name{number}\x01value{number}\x02" for number in range(200))
+    popped = UNIQUE + "POP_CK\x010 5 60000 0 0 g0 1 5\x02xPOP_CK\x01x\x02"
+    received = [BatchMessage(0, b"popped", b"POP_CK\x01own\x02")]
     timers = UNIQUE + "TIMER_DELAY_SEC\x015\x02TIMER_DELAY_MS\x015\x02TIMER_DELIVER_MS\x015\x02"
     sends = [
         (SEND, fields(topic), b"plain"),
@@ -84,6 +86,14 @@ def cases(topic):
         (SEND, fields(topic, i=rich + "DELAY\x010\x02"), b"not delayed"),
         (SEND, fields(topic, i=timers + "DELAY\x0111\x02"), b"delayed, and no timer"),
         (SEND, fields(topic, i=timers + "TIMER_OUT_MS\x015\x02"), b"a timer that is over"),
+        (SEND, fields(topic, i=popped), b"received by a pop"),
+        (SEND, fields(topic, i=popped + "DELAY\x013\x02"), b"delayed, received by a pop"),
+        (SEND, fields(topic, i=UNIQUE + "a\x011\x02b\x012\x02a\x013\x02"), b"a name twice"),
+        (SEND, fields(topic, i=UNIQUE + "\U0001f680\x01x\x02\xe9\x01\U0001f680\x02"), b"no ASCII"),
+        (SEND, fields(topic, i=UNIQUE + "KEYS\x01 a  b \x02TAGS\x01 \x02"), b"blanks"),
+        (SEND, fields(topic, i=UNIQUE + "DELAY\x01-3\x02TRAN_MSG\x01no\x02"), b"below 0"),
+        (SEND, fields(f"%DLQ%{topic}", e="0", i=UNIQUE + "DELAY\x012\x02"), b"delayed dead letter"),
+        (SEND_BATCH, fields(topic, m="true", i=popped), encode_batch(received)),
         (SEND_BATCH, fields(topic, m="true", i="WAIT\x01true\x02"), encode_batch(batch)),
         (SEND_BATCH, fields(topic, m="true", i="", f="1"), encode_batch(batch[:1])),
         (SEND, fields(topic, m="true", i="x\x01y"), encode_batch(batch)),
