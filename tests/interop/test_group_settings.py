@@ -6,7 +6,7 @@ import pytest
 
 from hastore.protocol.remoting import Answer, Code
 from tests.interop.build import CLIENTS_5, command
-from tests.interop.rocketmq_clients import Clients, HastoreSite
+from tests.interop.rocketmq_clients import CLUSTER, Clients, HastoreSite
 from tests.interop.rocketmq_scenes import on, ready
 from tests.process.dledger_group import DLedgerGroup
 from tests.process.harness import Group, wait_until
@@ -61,9 +61,12 @@ def test_settings_of_a_group(jvm, site):
     consumer = jvm.push(site, "g", "T")
     jvm.send(producer, [{"topic": "T", "body": "x"}], "queue", **on(("g0", 0), "T"))
     assert jvm.call("push.wait", name=consumer, count=1, limit_s=4, timeout_s=60) == []
-    run("updateSubGroup", "-b", site.master, "-g", "g", "-s", "true")
+    run("updateSubGroup", "-b", site.master, "-g", "g", "-r", "3", "-s", "true")
     assert {one["body"] for one in jvm.received(consumer, 2)} == {"first", "x"}
     jvm.call("push.stop", name=consumer)
+    run("deleteTopic", "-c", CLUSTER, "-t", "%RETRY%g")
+    shown = run("getConsumerConfig", "-g", "g")
+    assert "3" in shown.split("retryMaxTimes", 1)[1].split("\n")[0], "they are not the topic's"
     run("deleteSubGroup", "-b", site.master, "-g", "g")
     shown = run("getConsumerConfig", "-g", "g")
     assert "16" in shown.split("retryMaxTimes", 1)[1].split("\n")[0]
