@@ -31,13 +31,14 @@ until the messages are due again. Then it gives those again that were not acknow
     tag ack    the same t, q, c, so, pt; "ao": the queue offset; tag bAck: "aol", a list of them
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
+from hastore.fs.filesystem import REAL
 from hastore.record.codec import Record
 from hastore.record.delays import (
     DELAYS_MS,
@@ -49,6 +50,7 @@ from hastore.record.delays import (
 )
 from hastore.record.properties import find_property
 from hastore.record.transactions import ASIDE_TOPIC, HALF_TOPIC, OP_TOPIC
+from hastore.store.derived.deliveries import read_delays
 from hastore.store.offline.reader import StoreReader
 
 REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
@@ -129,9 +131,9 @@ class Pending:
     """A record that a broker would still act on.
 
     `due_ms` is the time at which a delayed message is due: its TIMER_OUT_MS, or the time given by
-    RocketMQ's default delay levels. It is None for half messages, and if the time is unknown. Of
-    popped messages `key` is the group, and `popped` has the queue offsets that are not acknowledged
-    in the queue of the topic.
+    the delay levels that the store's node had, RocketMQ's default ones if no node says it. It is
+    None for half messages, and if the time is unknown. Of popped messages `key` is the group, and
+    `popped` has the queue offsets that are not acknowledged in the queue of the topic.
     """
 
     kind: Owed
@@ -152,7 +154,7 @@ def find_pending(
 ) -> list[Pending]:
     """Return the pending records of the store at `path`, in the log's order; reads the whole log.
 
-    `progress` gets the bytes done and the total. Raises StoreError, CorruptRecordError.
+    `progress` gets the bytes done and the total. Raises StoreError, CorruptRecordError, OSError.
     """
     with StoreReader(path) as reader:
         first, limit = reader.min_offset, reader.limit_offset
@@ -163,11 +165,14 @@ def find_pending(
                     progress(record.physical_offset - first, limit - first)
                 yield record
 
-        return pending_of(watched())
+        return pending_of(watched(), read_delays(REAL, path) or DELAYS_MS)
 
 
-def pending_of(records: Iterable[Record]) -> list[Pending]:
-    """Return those of `records`, in the log's order, that are still pending after the last one."""
+def pending_of(records: Iterable[Record], delays_ms: Sequence[int] = DELAYS_MS) -> list[Pending]:
+    """Return those of `records`, in the log's order, that are still pending after the last one.
+
+    `delays_ms` has the delay of each level, beginning with level 1.
+    """
     found: dict[_Name, Pending] = {}  # but what waits for a delay level
     waiting: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
@@ -187,12 +192,13 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
         elif record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             name = _name(Owed.DELAYED, record)
             recalls = _text(record, b"TIMER_DEL_UNIQKEY")
+            due_ms = _due_ms(record, delays_ms)
             if record.topic == SCHEDULE_TOPIC:
-                waiting[name] = _pending(name, record, _due_ms(record))
+                waiting[name] = _pending(name, record, due_ms)
             elif recalls:
-                recalled.add((*_recalled(name, recalls), _due_ms(record)))
+                recalled.add((*_recalled(name, recalls), due_ms))
             else:
-                found[name] = _pending(name, record, _due_ms(record))
+                found[name] = _pending(name, record, due_ms)
         elif record.topic == HALF_TOPIC:
             name = _name(Owed.HALF, record)
             found[name] = _pending(name, record, None)
@@ -286,12 +292,12 @@ def _pending(name: _Name, record: Record, due_ms: int | None) -> Pending:
     )
 
 
-def _due_ms(record: Record) -> int | None:
+def _due_ms(record: Record, delays_ms: Sequence[int]) -> int | None:
     if record.topic == TIMER_TOPIC:
         due = _text(record, b"TIMER_OUT_MS")
         return int(due) if due.isascii() and due.isdigit() else None
-    if 0 <= record.queue_id < len(DELAYS_MS):
-        return record.store_timestamp_ms + DELAYS_MS[record.queue_id]
+    if 0 <= record.queue_id < len(delays_ms):
+        return record.store_timestamp_ms + delays_ms[record.queue_id]
     return None
 
 

@@ -1,10 +1,13 @@
 """The records on which a RocketMQ broker would still act."""
 
 import json
+from pathlib import Path
 
-from hastore.record.codec import Record
+from hastore.record.codec import NO_HOST, Record, build_record
 from hastore.record.transactions import ASIDE_TOPIC, HALF_TOPIC, OP_TOPIC
-from hastore.store.offline.pending import TIMER_TOPIC, Owed, pending_of
+from hastore.store.append.results import own_records
+from hastore.store.offline.pending import TIMER_TOPIC, Owed, find_pending, pending_of
+from tests.store.kit import opened
 
 REVIVED = "rmq_sys_REVIVE_LOG_test"
 STORED_MS = 1_700_000_000_000
@@ -43,6 +46,20 @@ def test_delayed_messages_are_pending_until_they_are_delivered() -> None:
     ]  # fmt: skip
     delivered = [record("T", 400, UNIQ_KEY="b"), record("Other", 500, UNIQ_KEY="a")]
     assert [one.key for one in pending_of([*delayed, *delivered])] == ["a", "c", "d"]
+
+
+def test_the_times_are_those_of_the_levels_that_the_node_had(tmp_path: Path) -> None:
+    """An operator who waited for them before leaving a broker was told RocketMQ's default ones."""
+    waits = build_record(
+        "SCHEDULE_TOPIC_XXXX", b"x", queue_id=0, born_timestamp_ms=1, born_host=NO_HOST,
+        properties=[("DELAY", "1"), ("REAL_TOPIC", "T"), ("REAL_QID", "0")],
+    )  # fmt: skip
+    with opened(tmp_path, message_delay_level="10m 1h") as store:
+        [[put]] = store.put_encoded([waits], [own_records])
+        assert put.store_timestamp_ms is not None and store.wait_dispatched(store.max_offset, 60)
+    (tmp_path / "hastore/limits").unlink()  # it says that nothing is confirmed
+    [one] = find_pending(str(tmp_path))
+    assert one.due_ms == put.store_timestamp_ms + 600_000
 
 
 def test_a_recalled_timer_message_is_not_pending_and_nor_is_its_recall() -> None:
