@@ -331,7 +331,11 @@ def _store_in(config: Config, folder: str, runs: bool) -> Iterator[Finding]:
     free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
     files = f"{MIN_FREE_FILES} commit log files take {human_size(needed)}"
     text = f"{human_size(free)} free, {files}"
-    remedy = "; free space, or lower store.commitlog_file_size on every node"
+    # The size of the files is that of the log that is there, on every node of the group.
+    other = "lower store.commitlog_file_size on every node"
+    if _has_log(config):
+        other = "set retention.max_size, which takes effect at once"
+    remedy = f"; free space, or {other}"
     verdict = Severity.GOOD if free >= needed else Severity.NOTE if runs else Severity.BAD
     yield Finding("disk", verdict, text + (remedy if free < needed else ""))
 
@@ -378,13 +382,19 @@ def _open_to_others(root: str, excess: int) -> list[str]:
     return [path for path in paths if os.path.exists(path) and os.stat(path).st_mode & excess]
 
 
+def _has_log(config: Config) -> bool:
+    """Whether the store has a log, whose files have their size for good."""
+    if config.mode is Mode.DLEDGER:
+        return REAL.is_dir(f"{config.store.root}/{ledger_name(config.node)}/data")
+    return REAL.is_dir(f"{config.store.root}/commitlog")
+
+
 def _file_size_problem(config: Config) -> str | None:
     """Return why a node would not start with the existing log files; None if it would start."""
     root, expected = config.store.root, config.store.commitlog_file_size
-    elects = config.mode is Mode.DLEDGER
-    log = f"{root}/{ledger_name(config.node)}" if elects else root
-    if not REAL.is_dir(f"{log}/data" if elects else f"{log}/commitlog"):
+    if not _has_log(config):
         return None
+    log = f"{root}/{ledger_name(config.node)}" if config.mode is Mode.DLEDGER else root
     try:
         files = LogFiles(log).list()
         limits = read_limits(REAL, root)

@@ -53,6 +53,17 @@ def test_another_size_of_the_log_files(node):
     assert "store.commitlog_file_size is 131072" in finding.text
 
 
+def test_a_disk_that_is_nearly_full(node, monkeypatch):
+    """Files of another size than those of the log would keep the node from starting."""
+    usage = shutil.disk_usage(node.store)._replace(free=1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
+    finding = found(node, "disk")
+    assert finding.verdict is Severity.BAD
+    assert finding.text.endswith("or set retention.max_size, which takes effect at once")
+    shutil.rmtree(node.store)
+    assert found(node, "disk").text.endswith("lower store.commitlog_file_size on every node")
+
+
 def test_the_place_of_a_broken_off_restore(node):
     shutil.rmtree(node.store / "dledger-n1")
     (node.store / "restoring.tmp").mkdir()
