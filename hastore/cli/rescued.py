@@ -194,7 +194,8 @@ def _wait(config: Config, wanted: set[int], patience_s: float) -> None:
 def find_cuts(config: Config, path: str, command: str) -> tuple[Found, bool]:
     """Return the cuts of the file's node, and whether it runs.
 
-    Raises UsageError if the node runs with another file, StoreError if the list cannot be read.
+    Raises UsageError if the node runs with another file, or if there is no store, StoreError if the
+    list cannot be read.
     """
     status = ask_node(config)
     refuse_other_file(command, path, config, status)
@@ -206,6 +207,12 @@ def find_cuts(config: Config, path: str, command: str) -> tuple[Found, bool]:
     try:
         found = msgspec.json.decode(REAL.read_bytes(file), type=CutList)
     except FileNotFoundError:
+        # No store must not look like a store of which nothing was cut.
+        if not REAL.exists(f"{config.store.root}/hastore/node.json"):
+            raise UsageError(
+                f"{config.store.root} is no store of a node that has run; give the node's file, on"
+                " its machine, in the directory where the node was started"
+            ) from None
         return [], False
     except (OSError, *UNREADABLE) as failure:
         raise StoreError(

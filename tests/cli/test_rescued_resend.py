@@ -261,3 +261,16 @@ def test_an_archive_that_another_user_may_not_see_is_not_called_removed(tmp_path
             assert not is_removed(str(folder))
     finally:
         folder.parent.chmod(0o700)
+
+
+def test_no_store_is_not_one_of_which_nothing_was_cut(tmp_path, monkeypatch):
+    """In another folder than that of the node's start, a relative store.root leads nowhere."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("node.yaml").write_text(
+        "cluster: c\ngroup: g\nnode: 1\nrole: ASYNC_MASTER\nstore: {root: data/node1}\n"
+        "nodes: {1: {api: 'tcp://127.0.0.1:1', ha: '127.0.0.1:2', http: '127.0.0.1:3'}}\n"
+    )
+    for command in (("list",), ("dismiss", "--all"), ("resend", "--all")):
+        done = hastore("rescued", *command, "-c", "node.yaml")
+        assert (done.returncode, done.stdout) == (2, ""), command
+        assert "data/node1 is no store of a node that has run; give the node's file" in done.stderr
