@@ -15,6 +15,7 @@ from hastore.cli.common import (
     DONE,
     FAILED,
     bootstrap_addresses,
+    print_error,
     print_json,
     progress_bar,
     stdout,
@@ -27,6 +28,8 @@ from hastore.client.producer.producer import OutgoingMessage, Producer
 from hastore.errors import DurabilityError, HastoreError, OutcomeUnknown, UnreachableError
 from hastore.protocol.api import WINDOW
 
+WAIT_S = 10.0  # how long `consume` waits for a further message
+
 
 class Tally:
     """Count outcomes and latencies, in the producer's thread, and limit the calls in flight."""
@@ -34,6 +37,7 @@ class Tally:
     def __init__(self, in_flight: int) -> None:
         self.latencies_ms: list[float] = []
         self.acked = self.unknown = self.failed = 0
+        self.why: BaseException | None = None  # of the first that is not acknowledged
         self._room = threading.BoundedSemaphore(in_flight)
 
     def begin(self, messages: int) -> Callable[[Future[Any]], None]:
@@ -44,6 +48,7 @@ class Tally:
         def ended(future: Future[Any]) -> None:
             latency_ms = (time.perf_counter() - began) * 1_000.0
             failure = future.exception()
+            self.why = self.why or failure
             if failure is None:
                 self.acked += messages
                 self.latencies_ms.append(latency_ms)
@@ -171,6 +176,11 @@ def perf_produce(
             seconds = time.perf_counter() - began
             progress.update(task, completed=sent)
     show(summarise(count, count * size, seconds, tally.latencies_ms, tally), as_json)
+    if tally.why is not None:
+        print_error(
+            f"{tally.failed:,} messages were refused, and the outcome of {tally.unknown:,} is not "
+            f"known; the first reason: {tally.why}"
+        )
     return FAILED if tally.failed else DIFFER if tally.unknown else DONE
 
 
@@ -214,8 +224,8 @@ def perf_consume(topic: str, count: int, bootstrap: str | None, as_json: bool) -
     latencies_ms: list[float] = []
     with progress_bar() as progress:
         task = progress.add_task("reading", total=count, note="")
-        began = last = time.perf_counter()
-        for batch in read_topic(bootstrap_addresses(bootstrap), topic, wait_s=10.0):
+        began = last = now = time.perf_counter()
+        for batch in read_topic(bootstrap_addresses(bootstrap), topic, wait_s=WAIT_S):
             now = time.perf_counter()
             latencies_ms.append((now - last) * 1_000.0)
             taken = batch[: count - messages]
@@ -225,6 +235,12 @@ def perf_consume(topic: str, count: int, bootstrap: str | None, as_json: bool) -
             if messages >= count:
                 break
             last = time.perf_counter()
-        seconds = time.perf_counter() - began
-    show(summarise(messages, size, seconds, latencies_ms, None), as_json)
-    return DONE if messages == count else FAILED
+    # Up to the last message: the wait for more, if there are no more, measures nothing.
+    show(summarise(messages, size, now - began, latencies_ms, None), as_json)
+    if messages == count:
+        return DONE
+    print_error(
+        f"{messages:,} of {count:,} messages came, and then none for {WAIT_S:g} s; give --count as "
+        f"many as topic {topic} has (`hastore topics list`), or send more"
+    )
+    return FAILED

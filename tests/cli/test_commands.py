@@ -465,6 +465,21 @@ def test_perf_measures_produce_and_consume(command):
     assert list(objects(lines)[0]) == PERF_KEYS
 
 
+def test_perf_says_what_is_missing(command, monkeypatch):
+    """It ended with 1 and without a word, and took its wait for the time of the messages."""
+    monkeypatch.setattr("hastore.cli.perf.WAIT_S", 1.0)
+    command("produce", "few", stdin=b"1\n2\n3\n")
+    code, lines, problems = command("perf", "consume", "--topic", "few", "--count", "4", "--json")
+    came = objects(lines)[0]["messages"]  # 3, unless the machine stands still for so long
+    assert code == 1 and came < 4
+    assert problems.startswith(f"error: {came} of 4 messages came, and then none for 1 s; give ")
+    command("topics", "create", "shut", "--perm", "r")
+    code, lines, problems = command("perf", "produce", "--topic", "shut", "--count", "3", "--json")
+    assert code == 1 and objects(lines)[0]["failed"] == 3
+    assert problems.startswith("error: 3 messages were refused, and the outcome of 0 is not known")
+    assert "the first reason: MESSAGE_ILLEGAL: topic shut takes no messages" in problems
+
+
 def test_doctor_finds_nothing_wrong_with_a_running_node(command, group):
     code, lines, problems = command("doctor", "-c", str(group[1].path), "--json")
     assert code == 0, problems
