@@ -173,9 +173,15 @@ def delete_command(topic: str, bootstrap: str | None) -> int:
     They stay in the log until retention removes them. A producer that puts to the topic begins it
     anew.
     """
-    with Admin(bootstrap_addresses(bootstrap)) as admin:
-        admin.delete_topic(topic)
-    print_note(f"topic {topic} is deleted")
+    addresses = bootstrap_addresses(bootstrap)
+    missing = wait_replayed(addresses)
+    with Admin(addresses) as admin:
+        was_there = topic in admin.topic_configs() or missing is not None
+        admin.delete_topic(topic)  # also for a name that is not there: it may be another's to see
+    if was_there:
+        print_note(f"topic {topic} is deleted")
+    else:
+        print_note(f"there was no topic {topic}, so nothing was deleted; see `hastore topics list`")
     return DONE
 
 

@@ -61,6 +61,8 @@ def test_a_topic_is_created_changed_used_and_deleted(pair, topics):
         assert {producer.send_sync("orders", b"").queue_id for _ in range(3)} == {0}
     assert topics("delete", "orders").returncode == 0
     assert "orders" not in listed(topics)  # at once: the master has added its own change
+    misspelt = topics("delete", "order")
+    assert misspelt.returncode == 0 and "there was no topic order, so nothing" in misspelt.stderr
     assert topics("set", "orders", "--perm", "r").returncode != 0
     with Admin([pair[2].api]) as admin:  # a slave hears of it by replication
         wait_until(lambda: "orders" not in admin.topics(), 60, "the slave hides the topic")
