@@ -39,14 +39,13 @@ from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.errors import ConfigError, StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import GROUP_READABLE, REAL, File, FileSystem, file_name
 from hastore.ha.node.node_state import Durable, NodeState
-from hastore.ha.rules.epochs import EpochEntry, keep_until, last_epoch
+from hastore.ha.rules.epochs import EpochEntry, keep_until, last_epoch, later_life
 from hastore.record.log_format import EntryChain
 from hastore.store.state.entry_state import EntryFacts, EntryState
 from hastore.store.state.limits import Limits, LimitsPage
 from hastore.store.state.marker_files import RESTORING, LockFile, ledger_name
 from hastore.store.state.replay_progress import read_boot_id
 
-_LATER_TERMS = 1 << 16  # more promotions or elections than an old life has after its backup
 _REPLACED_MAX = 8
 _IGNORED = ("lock", "lost+found", RESTORING)
 OnProgress = Callable[[int, int], None]  # bytes of the log done, bytes due
@@ -59,15 +58,6 @@ class Restored:
     manifest: Manifest
     node: int
     as_only: bool
-
-
-def later_life(seen: int, now_ms: int) -> int:
-    """Return a counter of epochs, or a term, above all that a life of a group can have had.
-
-    `seen` is the greatest one in its backup. Seconds since 1970 count too, so that a second
-    restore of the same backup begins above the life that the first one began.
-    """
-    return max(seen + _LATER_TERMS, now_ms // 1000)
 
 
 def check_restore(

@@ -449,6 +449,31 @@ def recovery_text(found: "GroupRecovery") -> list[str]:
     return lines
 
 
+def refuse_living(config: Config) -> None:
+    """Raise HastoreError if another node answers that has a store of the group of a file.
+
+    Without members a node has an empty store, and waits to be added.
+    """
+
+    def is_there(number: int) -> bool:
+        try:
+            status = ask_own_status(config, number, ANSWER_S)
+        except NotAuthenticatedError:
+            return True  # somebody is there
+        own = config.cluster, config.group
+        found = status is not None and (status.get("cluster"), status.get("group")) == own
+        return found and status is not None and bool(status.get("members"))
+
+    there = of_each(sorted(set(config.nodes) - {config.node}), is_there)
+    alive = ", ".join(str(number) for number, found in there.items() if found)
+    if alive:
+        raise HastoreError(
+            f"node {alive} of the group answers, and nothing was changed: if a majority of the"
+            " members can run, start them, and nothing is lost; if their disks are lost for good,"
+            f" stop node {alive} first: else there might be two groups that acknowledge puts"
+        )
+
+
 @dledger_group.command("recover", short_help="Make one store a group of its own; loses messages.")
 @with_config
 @click.option("--unsafe", is_flag=True, help="Do it; without this nothing is changed.")
@@ -458,13 +483,17 @@ def recover_command(path: str, unsafe: bool, as_json: bool) -> None:
 
     Acknowledged messages that this store lacks are lost. FILE is that node's file. First give the
     command without --unsafe, on each store that is left, and take the one whose last entry has the
-    greatest term; among equals, the one with the greatest last entry.
+    greatest term; among equals, the one with the greatest last entry. With --unsafe it is refused
+    while another node of the group answers.
     """
     from dataclasses import asdict
 
     from hastore.server.recover_group import recover_group  # it loads the store
 
-    found = recover_group(load_config(path), unsafe=unsafe)
+    config = load_config(path)
+    if unsafe:
+        refuse_living(config)
+    found = recover_group(config, unsafe=unsafe)
     if as_json:
         print_json({**asdict(found), "kept_beyond": found.kept_beyond})
     else:

@@ -1,13 +1,13 @@
 """Recover a group that has lost its majority for good: offline, on one surviving store.
 
-The store becomes a group of one, in a later term and with a new group id. What the others had
-committed and this store lacks is lost; what it has and nobody may have committed is kept, and is
-committed now. So this is for the operator alone, and `hastore dledger recover` says before what may
-be lost.
+The store becomes a group of one, with a new group id, in a term above all that the lost nodes can
+have had: clients have seen those, and the store need not know them. What the others had committed
+and this store lacks is lost; what it has and nobody may have committed is kept, and is committed
+now. So this is for the operator alone, and `hastore dledger recover` says before what may be lost.
 
 Steps, each durable before the next; after a crash between them the command is given again:
 
-    term and vote    a later term than the store knows, with a vote for this node
+    term and vote    the new term, with a vote for this node
     node.json        the new group id; the stores of all other members count as replaced
     the log          the first entry of that term: the member list with this node alone
 
@@ -18,6 +18,7 @@ come again with empty stores.
 import secrets
 from dataclasses import dataclass
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config, Mode, StoreKind
 from hastore.dledger.core.events import HardState, OwnEntry
 from hastore.dledger.driver.joining import begun_group
@@ -27,6 +28,7 @@ from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import ConfigError, StoreError, UsageError, unopened_store
 from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.ha.node.node_state import NodeState
+from hastore.ha.rules.epochs import later_life
 from hastore.protocol.dledger import MemberSet
 from hastore.server.base_node import store_host
 from hastore.store.state.marker_files import restore_problem
@@ -53,7 +55,7 @@ class GroupRecovery:
         return self.end_index - self.committed_index
 
 
-def recover_group(config: Config, *, unsafe: bool) -> GroupRecovery:
+def recover_group(config: Config, *, unsafe: bool, clock: Clock = SYSTEM_CLOCK) -> GroupRecovery:
     """Return what a recovery would mean; with `unsafe` do it. The node must not run.
 
     Without `unsafe` the store is opened as at a start of the node, and no more. Raises ConfigError
@@ -92,7 +94,7 @@ def recover_group(config: Config, *, unsafe: bool) -> GroupRecovery:
     try:
         member = PeerMember(config, state, None, lambda: (0, store.messages.max_offset))
         found = _found(member, store)
-        return _recover(member, store, found) if unsafe else found
+        return _recover(member, store, found, clock.wall_ms()) if unsafe else found
     finally:
         store.close()
 
@@ -114,10 +116,11 @@ def _found(member: PeerMember, store: DLedgerMmapFileStore) -> GroupRecovery:
 
 
 def _recover(
-    member: PeerMember, store: DLedgerMmapFileStore, found: GroupRecovery
+    member: PeerMember, store: DLedgerMmapFileStore, found: GroupRecovery, now_ms: int
 ) -> GroupRecovery:
     node, state = member.node, member.state
-    term, index = max(found.term, store.end_term) + 1, store.end_index + 1
+    term = later_life(max(found.term, store.end_term), now_ms)
+    index = store.end_index + 1
     group_id = secrets.token_hex(8)
     store.save_hard_state(HardState(term, node), remembers=True)
     data = state.data

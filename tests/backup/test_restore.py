@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hastore.backup.backups import find_backup
-from hastore.backup.restore import RESTORING, check_restore, later_life
+from hastore.backup.restore import RESTORING, check_restore
 from hastore.backup.target import open_target
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
@@ -19,7 +19,7 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.ha.master.group_transfer import Need
-from hastore.ha.rules.epochs import WrittenOver, epoch_node, last_epoch
+from hastore.ha.rules.epochs import WrittenOver, epoch_node, last_epoch, later_life
 from hastore.store.state.marker_files import restore_problem
 from tests.backup.kit import (
     FILE_SIZE,

@@ -132,6 +132,14 @@ def test_a_request_whose_answer_is_lost_may_be_given_again(
     leader_of(trio)
 
 
+def test_no_store_is_recovered_beside_members_that_run(trio: Machines) -> None:
+    """There would be two groups that acknowledge puts."""
+    leader_of(trio)
+    done = hastore("dledger", "recover", "-c", str(trio.files[1]), "--unsafe")
+    assert done.returncode == 1
+    assert "node 2, 3 of the group answers, and nothing was changed" in done.stderr
+
+
 def test_without_a_leader_it_says_whom_it_could_not_ask(tmp_path: pathlib.Path) -> None:
     with machines(tmp_path, 3, Mode.DLEDGER) as group:
         group.start(1)

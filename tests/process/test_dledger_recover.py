@@ -34,9 +34,13 @@ def test_the_drill_after_two_of_three_disks_are_lost(tmp_path: pathlib.Path) -> 
         survivor, old, lost = group[1], group[2], group[3]
         file = str(survivor.path)
         refused = hastore("dledger", "recover", "-c", file, "--unsafe")
-        assert refused.returncode != 0 and "has the store open" in refused.stderr
-        for node in group:
+        assert refused.returncode == 1, "two groups would acknowledge puts"
+        assert "node 2, 3 of the group answers, and nothing was changed" in refused.stderr
+        for node in (old, lost):
             node.kill()
+        refused = hastore("dledger", "recover", "-c", file, "--unsafe")
+        assert refused.returncode != 0 and "has the store open" in refused.stderr
+        survivor.kill()
         away = tmp_path / "old member"
         shutil.move(old.store, away)
         shutil.rmtree(lost.store)

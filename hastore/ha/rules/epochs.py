@@ -33,6 +33,7 @@ _NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)  # two logs may hold different bytes un
 ENTRIES_MAX = 512
 RECENT_ENTRIES = 64  # so many of the newest entries stay even if their epochs wrote nothing
 HISTORY_BYTES_MAX = 32 * 1024  # of a HELLO's 64 KiB
+_LATER_TERMS = 1 << 16  # more promotions or elections than an old life has after what is left of it
 
 
 def epoch_node(epoch: int) -> int:
@@ -43,6 +44,17 @@ def epoch_node(epoch: int) -> int:
 def next_epoch(seen: int, node: int) -> int:
     """Return a new epoch of `node`, above `seen`; its counter is at least 1."""
     return ((seen >> 16) + 1) << 16 | node
+
+
+def later_life(seen: int, now_ms: int) -> int:
+    """Return a counter of epochs, or a term, above all that a life of a group can have had.
+
+    `seen` is the greatest one in what is left of it: a backup, or one store. Clients remember the
+    last epoch that they saw, and take no master of an earlier one; and a reader's position in an
+    epoch must not be taken for one of another life's. Seconds since 1970 count too, so that a
+    second life from the same backup begins above the first one.
+    """
+    return max(seen + _LATER_TERMS, now_ms // 1000)
 
 
 def last_epoch(history: History) -> int:
