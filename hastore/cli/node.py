@@ -34,7 +34,14 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.cli.node_steps import NodeFile, Statuses, says_master, steps
-from hastore.cli.own_node import ANSWER_S, ask_own_status, of_each, pending_changes, registered
+from hastore.cli.own_node import (
+    ANSWER_S,
+    ask_own_status,
+    best_informed,
+    of_each,
+    pending_changes,
+    registered,
+)
 from hastore.cli.remote_nodes import (
     TIMEOUT_S,
     FileChanged,
@@ -433,8 +440,7 @@ def check_members(files: Sequence[NodeFile], change: ListChange, statuses: Statu
         raise HastoreError(
             "no node answers that knows the members; nothing was changed: start one first"
         )
-    newest = max(known, key=lambda one: int(one["term"]))
-    if gone in members_of(newest):
+    if gone in members_of(best_informed(known)):
         raise UsageError(
             f"node {gone} is a member, or becomes one; nothing was changed: first `hastore dledger "
             f"remove -c {path} --node {gone}`"

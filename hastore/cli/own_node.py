@@ -46,11 +46,26 @@ _ASKED_AT_ONCE = 32
 _SILENT_MS = 30_000.0  # so long a command does not ask a registry again that did not answer
 _SILENT_UNTIL = "hastore.registry"  # its place in the command's context
 _T = TypeVar("_T")
+_Status = TypeVar("_Status", bound=Mapping[str, Any])
 
 
 def has_closed_store(status: Mapping[str, Any]) -> bool:
     """Whether a node's store is closed: the node takes nothing until it is restarted."""
     return str(status.get("reason") or "").startswith(STORE_CLOSED)
+
+
+def best_informed(statuses: Iterable[_Status]) -> _Status:
+    """Return, of the statuses of a group that elects its leader, the one that knows its members.
+
+    A node that was removed does not get the entry that says so: in the same term it still lists
+    itself. So of one term the leader counts, and without one who has most of the log.
+    """
+
+    def knows(status: _Status) -> tuple[int, bool, int, int]:
+        known = (status.get("committed_index", -1), status.get("ledger_end_index", -1))
+        return status["term"], status.get("leader") == status.get("node"), *known
+
+    return max(statuses, key=knows)
 
 
 def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> str | None:

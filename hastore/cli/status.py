@@ -25,7 +25,13 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.own_node import pending_changes, pending_texts, registered, security_of
+from hastore.cli.own_node import (
+    best_informed,
+    pending_changes,
+    pending_texts,
+    registered,
+    security_of,
+)
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import NodeInfo, SilentNode
 from hastore.client.security import SecurityLike
@@ -205,7 +211,7 @@ class GroupAnswers(NamedTuple):
         A node that is only in a file yet, and becomes part of the group later, is not among them.
         """
         if any(map(_elects, self.statuses)):
-            newest = max(self.statuses, key=lambda status: status["term"])
+            newest = best_informed(self.statuses)
             learners = {one["node"] for one in newest.get("learners", [])}
             known = {*newest["members"], *learners}
             return [one for one in self.silent if not known or one["node"] in {*known, None}]
@@ -440,7 +446,7 @@ def _no_leader_text(statuses: list[Status], silent: Sequence[Status]) -> str:
     begun = [status for status in statuses if status["members"]]
     if not begun:
         return "no node takes writes; the group has not begun: see what its nodes wait for"
-    newest = max(begun, key=lambda status: status["term"])
+    newest = best_informed(begun)
     leader, members = newest["leader"], newest["members"]
     if leader is not None:
         told = next((s["reason"] for s in (*statuses, *silent) if s["node"] == leader), None)
@@ -454,13 +460,14 @@ def _no_leader_text(statuses: list[Status], silent: Sequence[Status]) -> str:
             f"no node takes writes; node {named} lost what it had, so no majority of the "
             f"{len(members)} members remembers its votes: see docs/dledger.md, 'A majority is gone'"
         )
-    there = sum(1 for status in statuses if status["node"] in members)
-    text = (
-        f"no node takes writes; {there} of the {len(members)} members answer, and an election "
-        f"needs {needed} that reach each other"
-    )
+    there = [s for s in statuses if s["node"] in members]
+    idle = [s["node"] for s in there if not s["members"] or not s["remembers"]]
+    text = f"no node takes writes; {len(there)} of the {len(members)} members answer"
+    if idle:
+        text += f", but the vote of node {', '.join(map(str, idle))} does not count yet"
+    text += f", and an election needs {needed} that reach each other"
     absent = [one for one in silent if one["node"] in members]
-    if there >= needed or not absent:
+    if len(there) - len(idle) >= needed or not absent:
         return f"{text}; see their reasons"
     return f"{text}: {_first_step(absent)}, or look at the way to it"
 
@@ -498,9 +505,9 @@ def _leaving(statuses: Sequence[Status]) -> set[int]:
 
 
 def _members(statuses: list[dict[str, Any]]) -> set[int]:
-    """Return the members of a group that elects its leader, as the newest term knows them."""
+    """Return the members of a group that elects its leader, as who knows most has them."""
     known = [status for status in statuses if _elects(status)]
-    return set(max(known, key=lambda status: status["term"])["members"]) if known else set()
+    return set(best_informed(known)["members"]) if known else set()
 
 
 def _in_sync(status: dict[str, Any], group: set[int]) -> bool:

@@ -171,3 +171,19 @@ def test_a_new_node_gets_into_all_files_and_out_again(trio: Machines) -> None:
     assert code == 2 and "in three steps; nothing was changed" in problems
     code, told, _ = trio.run("node", "remove", trio.copy, "--node", 4)
     assert code == 0 and trio.bytes() == before and trio.copy.read_bytes() == copy
+
+
+def test_the_files_let_go_of_a_removed_node_that_runs_still(trio: Machines) -> None:
+    """Its own log still has it as a member, in the term of all others."""
+    if leader_of(trio) == 1:
+        wait_for(lambda: all(one["in_sync"] for one in trio.status(1)["slaves"]), "in sync")
+        assert run(trio, "transfer", "--to", 2)[0] == 0
+    leader_of(trio)
+    code, _, problems = run(trio, "remove", "--node", 1)
+    assert code == 0, problems
+    status = trio.wait(1, lambda one: "was removed from the group" in str(one["problems"]))
+    assert 1 in status["members"] and status["term"] == trio.status(2)["term"]
+    file = trio.folder / "copy2.yaml"
+    file.write_bytes(trio.files[2].read_bytes())
+    code, _, problems = trio.run("node", "remove", file, "--node", 1)
+    assert code == 0 and trio.lists()[1:] == [[2, 3]] * 2, problems

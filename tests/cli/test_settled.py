@@ -11,6 +11,7 @@ import pytest
 
 from hastore.cli import dledger, flip
 from hastore.cli.common import LONGEST_S, Seconds
+from hastore.cli.own_node import best_informed
 from hastore.cli.status import (
     delayed_text,
     no_master_text,
@@ -163,6 +164,29 @@ def new(node):
 )  # fmt: skip
 def test_status_says_why_a_group_has_no_leader(statuses, text):
     assert f"no node takes writes; {text}" in no_master_text(statuses)
+
+
+@pytest.mark.parametrize(
+    "idle", [elector(2, remembers=False), new(2)], ids=["lost its disk", "has not joined again"]
+)
+def test_a_node_whose_vote_does_not_count_yet_is_no_part_of_a_majority(idle):
+    """"2 of 3 answer, see their reasons" let nobody start the third node."""
+    silent = [{"node": 3, "silence": "refused", "address": "a", "reason": "no answer"}]
+    assert no_master_text([elector(1), idle], silent) == (
+        "no node takes writes; 2 of the 3 members answer, but the vote of node 2 does not count "
+        "yet, and an election needs 2 that reach each other: start node 3, or look at the way to it"
+    )
+
+
+def test_a_removed_node_that_runs_still_is_not_asked_who_the_members_are():
+    """It is of the same term, and its log does not say that it was removed."""
+    removed = elector(1, (1, 2, 3), leader=None) | {"committed_index": 7, "ledger_end_index": 7}
+    later = {"committed_index": 8, "ledger_end_index": 8}
+    leader = elector(3, (2, 3), leader=3) | later | {"ledger_end_index": 9}
+    assert best_informed([removed, elector(2, (2, 3), leader=3) | later, leader]) is leader
+    dead = [removed, elector(2, (2, 3)) | {"committed_index": 7, "ledger_end_index": 8}]
+    assert best_informed(dead)["members"] == [2, 3]
+    assert best_informed([leader, elector(2, (2, 3), term=5)])["term"] == 5
 
 
 @pytest.mark.parametrize(
