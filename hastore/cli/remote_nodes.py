@@ -409,5 +409,7 @@ def _already(status: Status, command: str, node: int, by: int | None) -> str | N
         return None if node in members or node in learners else f"node {node} is no member"
     if by in members and node not in members:
         return f"node {by} is a member already, and node {node} none any more"
-    under_way = by in learners and node in leaving
+    if by in learners and node not in members:  # a dead one is removed first
+        return f"node {by} is a learner already, and node {node} no member"
+    under_way = node in leaving and by in members | learners
     return f"node {by} is replacing node {node} already" if under_way else None

@@ -128,3 +128,20 @@ def test_a_leader_whose_disk_hangs_is_not_waited_for(clock, monkeypatch):
     with pytest.raises(HastoreError, match="its disk hangs, so it takes no request"):
         remote_nodes.ask_leader(path, "transfer", 2, None)
     assert clock.now == 0.0
+
+
+@pytest.mark.parametrize(
+    ("members", "learners", "leaving", "told"),
+    [
+        ([1, 2, 3], [], [], None),
+        ([1, 2, 3], [4], [], None),
+        ([1, 2, 3], [4], [3], "node 4 is replacing node 3 already"),
+        ([1, 2, 3, 4], [], [3], "node 4 is replacing node 3 already"),
+        ([1, 2], [4], [], "node 4 is a learner already, and node 3 no member"),
+        ([1, 2, 4], [], [], "node 4 is a member already, and node 3 none any more"),
+    ],
+)
+def test_a_replacement_that_is_given_again_goes_on_where_it_is(members, learners, leaving, told):
+    """A dead member is removed before the other becomes one: a repeat was refused then."""
+    status = {"members": members, "learners": [{"node": n} for n in learners], "leaving": leaving}
+    assert remote_nodes._already(status, "replace", 3, 4) == told
