@@ -218,9 +218,19 @@ class ClusterView:
             for address, info in self.maps.items()
             if not info.writable
         ]
+        said += self._superseded()
         if said or self.refusals.keys() - self.strangers:
             said += [self.refusal_text] if self.refusals else []
         return "; ".join(said) or self.silence()
+
+    def _superseded(self) -> list[str]:
+        """Return the nodes that take puts in an epoch before the last that this client has seen."""
+        return [
+            f"{address}: {info.role} of epoch {info.epoch}, and this client has seen epoch"
+            f" {self.epoch}: if the group was begun anew, start the client again"
+            for address, info in list(self.maps.items())
+            if info.writable and info.epoch < self.epoch
+        ]
 
     def silence(self, within: str = "") -> str:
         """Say that no node answers, and why, for an error text; `within` is like "within 5 s"."""

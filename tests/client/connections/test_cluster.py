@@ -62,6 +62,18 @@ def test_a_master_that_says_it_is_none_is_lost() -> None:
     assert "fenced" in view.reason()
 
 
+def test_a_master_of_an_earlier_epoch_is_no_node_that_does_not_answer() -> None:
+    """As of a group whose stores were emptied, and which was begun anew under the old name."""
+    view = ClusterView([A])
+    view.learn(A, info(1, 10, True))
+    view.lose()
+    assert not view.learn(A, info(1, 1, True)) and view.master is None
+    assert view.reason() == (
+        f"{A}: SYNC_MASTER of epoch 1, and this client has seen epoch 10: if the group was begun "
+        "anew, start the client again"
+    )
+
+
 def test_addresses_that_nodes_name_are_remembered_within_bounds() -> None:
     view = ClusterView([A])
     view.learn(A, info(1, 10, True, nodes={1: A, 2: B, 3: "tcp://h:0", 4: "nonsense"}))
