@@ -132,6 +132,7 @@ SLOW_SYNC_MS = 500.0  # while a sync takes longer, no request is taken
 ENDED_KEPT = 8  # of the requests of administrators
 TIMED_EVERY = 8  # of so many puts one is timed until each peer has it
 TRANSFER_WAIT_S = 1.5  # how long a leader that stops waits for its successor
+HAND_OVER_AGAIN_S = 0.02  # it asks again after this, if nobody could take over at once
 
 _NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
 _PUT = object()  # the token of every put
@@ -778,15 +779,30 @@ class DLedgerDriver(Service):
             if self._stopping_puts:
                 return
             self._stopping_puts = True
-            followers = self.followers()
+        end_ms = self._clock.monotonic_ms() + 1000 * TRANSFER_WAIT_S
+        while self.is_leader and (left_ms := end_ms - self._clock.monotonic_ms()) > 0:
+            near, best = self._successors()
+            if not near:
+                return
+            over = threading.Event()
+            if best is not None:
+                self.hand_over(best.node, partial(_note_end, over))
+                over.wait(left_ms / 1000)
+            if self.is_leader:
+                threading.Event().wait(HAND_OVER_AGAIN_S)
+
+    def _successors(self) -> tuple[list[FollowerStatus], FollowerStatus | None]:
+        """Return who may take over, and of those that can at once the one that has most."""
         linked = self.links.linked
-        near = [one for one in followers if one.node in linked and one.able and not one.is_learner]
-        if not near:
-            return
-        best = max(near, key=lambda one: (one.index, -one.node))
-        over = threading.Event()
-        self.hand_over(best.node, lambda _settled: over.set())
-        over.wait(TRANSFER_WAIT_S)
+        with self._lock:
+            near = [
+                one
+                for one in self.followers()
+                if one.node in linked and one.able and not one.is_learner
+            ]
+            refused = self.core.refusals_to_lead if self.core is not None else {}
+        ready = [one for one in near if one.node not in refused]
+        return near, max(ready, key=lambda one: (one.index, -one.node), default=None)
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Hand over, end the thread and the links. The store stays open.
@@ -826,6 +842,10 @@ class DLedgerDriver(Service):
             # not see it, and would neither beat nor hand over: the request waits instead.
             if self.store.messages.flush_service.running_ms < SLOW_SYNC_MS:
                 self._requests.run_next()
+
+
+def _note_end(over: threading.Event, _settled: Settled) -> None:
+    over.set()
 
 
 class RequestRunner:

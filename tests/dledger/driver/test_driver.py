@@ -241,6 +241,32 @@ def test_a_clean_stop_hands_over(group):
     assert following.put_confirmed(b"y")[0] == "PUT_OK"
 
 
+def test_a_clean_stop_hands_over_though_the_first_follower_does_not_answer(group, monkeypatch):
+    leader = group.leader()
+    leader.put_confirmed(b"x")
+    followed(leader)
+    first, second = sorted(
+        (node for node in group.running if node is not leader), key=lambda one: one.number
+    )
+    outcomes, hand_over = [], leader.driver.hand_over
+
+    def asked(to, done):
+        def note(settled):
+            outcomes.append((to, settled.outcome))
+            done(settled)
+
+        hand_over(to, note)
+
+    monkeypatch.setattr(leader.driver, "hand_over", asked)
+    with first.driver._lock:  # it hangs: its link is open, and it has everything
+        wait_for(lambda: first.number in leader.driver.core.refusals_to_lead, "its silence")
+        if not leader.leads:
+            return  # the machine was busy
+        leader.stop()
+    assert outcomes[-1] == (second.number, "COMMITTED")
+    assert group.put(b"y") is second
+
+
 def test_transfers_are_settled(group):
     group.put(b"x")
 
