@@ -369,6 +369,7 @@ class ClusterProducer(Producer):
                 if found.master is not None:
                     self._down.pop(name, None)
                     return found
+                found._driver.look_for_master()  # one with nothing to send does not by itself
                 if now - self._down.setdefault(name, now) > LEAVE_MS:
                     continue
                 # It may only just have begun, or its master moves: a key stays with its group.

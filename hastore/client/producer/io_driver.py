@@ -149,6 +149,12 @@ class IoDriver:
         if self.alone:
             self._drive_alone(self.core.is_idle)
 
+    def look_for_master(self) -> None:
+        """Let the nodes be asked for their master, if none is known; any thread may call this."""
+        if not self.core.wants_master:
+            self.core.wants_master = True
+            self._wake_all()
+
     def drive_from_caller(self, future: SendFuture[Any]) -> None:
         """If no other put is under way, run the core until the future ends; else wake the driver.
 

@@ -63,7 +63,8 @@ class SendCore:
     """Send the window's entries to the master until they are settled.
 
     `ended`: settled Outcomes that are still to be notified. `master_found`: a master was found at
-    least once. `flush_to`: entries below this sequence number do not linger.
+    least once. `flush_to`: entries below this sequence number do not linger. `wants_master`: any
+    thread sets it, so that the nodes are asked once for their master though nothing is to be sent.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class SendCore:
         self._transport = transport
         self.cluster = cluster
         self.master_found = False
+        self.wants_master = False
         self.flush_to: float = 0
         self.ended: Ended = deque()
         self.interrupted = False  # a call is under way, or was interrupted
@@ -171,6 +173,8 @@ class SendCore:
                 until = min(until, self._next_ask_ms)
         elif not self.master_found:
             until = self._next_ask_ms
+        if self.wants_master and master is None:
+            until = min(until, self._next_ask_ms)
         if len(self.calls):
             until = min(until, self.calls.due_ms(now, master))
             if master is None:
@@ -567,6 +571,7 @@ class SendCore:
             wanted = age > LATE_MS or self.cluster.master is None
         else:
             waits = self._unsent or not self.master_found or len(self.calls) or self._wanted
+            waits = waits or self.wants_master
             wanted = bool(self._misplaced) or (self.cluster.master is None and bool(waits))
         if wanted and now >= self._next_ask_ms:
             self._ask_for_master(now)
@@ -586,6 +591,7 @@ class SendCore:
 
     def _ask_for_master(self, now: float) -> None:
         self._next_ask_ms = now + ASK_MS
+        self.wants_master = False
         for address in self.cluster.addresses:
             self._transport.send(address, api.AskMap(next(self._rids)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ class Groups:
 
     def __init__(self) -> None:
         self.groups: dict[str, Seen] = {}
+        self.topics: dict[str, list[str]] = {}  # of those that not all groups have
 
     def start(self) -> None:
         pass
@@ -38,7 +40,7 @@ class Groups:
         pass
 
     def with_topic(self, topic: str) -> list[str]:
-        return sorted(self.groups)
+        return self.topics.get(topic) or sorted(self.groups)
 
 
 @pytest.fixture
@@ -128,3 +130,23 @@ def test_a_groups_callback_does_not_wait_for_the_master_of_another_group(
         lost.backend.writable = True  # else its end waits for the callback
         assert done.wait(LIMIT_S)
     assert is_done and len(said) == 1 and "must not wait" in said[0]
+
+
+def test_a_group_that_changed_its_master_while_nothing_was_sent_to_it_is_used_again(
+    make_node: Callable[..., Node], groups: Groups
+) -> None:
+    """Its producer asked no node any more: after a failover of each group no message was taken."""
+    master, slave = make_node(1), make_node(2, writable=False)
+    groups.groups = {"a": Seen((master.address, slave.address))}
+    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=LIMIT_S) as producer:
+        own: Any = producer.group("a")
+        assert own.send_sync("t", b"1").status == "PUT_OK"
+        while slave.address not in own._driver.core.cluster.maps:
+            time.sleep(0.005)
+        master.stop()
+        while own.master is not None:
+            time.sleep(0.005)
+        slave.backend.writable = True  # by its promotion
+        slave.backend.entries = [(131074, 0)]
+        assert producer.send("t", b"2").result(LIMIT_S / 2).status == "PUT_OK"
+        assert own.master == slave.address
