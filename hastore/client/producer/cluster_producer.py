@@ -91,6 +91,11 @@ class GroupProducer(Producer):
         if refuse is not None:
             refuse()
 
+    def has_room(self) -> bool:
+        """Whether a message would be taken at once. Raises ClientError once it is closed."""
+        with self._window.lock:
+            return self._window.has_room(1)
+
     def end(self, timeout_s: float | None = None) -> None:
         """Close it, for the cluster's producer."""
         super().close(timeout_s)
@@ -325,66 +330,121 @@ class ClusterProducer(Producer):
 
     def _move(self, message: _Message, group: GroupProducer) -> None:
         """Give a message to another group, in a thread: a Future's callback must not wait."""
+        lost: list[_Message] = []
         with self._lock:
             self._left.append(message._replace(tried=message.tried | {group.name}))
             if self._mover is None:
                 self._mover = threading.Thread(
                     target=self._run_mover, name="ClusterProducer", daemon=True
                 )
-                self._mover.start()
+                try:
+                    self._mover.start()
+                except RuntimeError as failure:  # no more threads, or the interpreter ends
+                    why = f"it cannot go to another group: {failure}"
+                    self._mover = None
+                    lost += self._left
+                    self._left.clear()
+        for one in lost:
+            self._end_moved(one, NotStoredError(why, Status.SERVICE_NOT_AVAILABLE))
 
     def _run_mover(self) -> None:
+        """Give away what has left a group, until there is nothing more.
+
+        What no group takes now holds up no message of another topic, and those of a key keep their
+        order.
+        """
+        waiting: list[_Message] = []
         while True:
             with self._lock:
-                if not self._left:
+                waiting += self._left
+                self._left.clear()
+                if not waiting:
                     self._mover = None
                     return
-                message = self._left.popleft()
-            topic, _, key, *_ = message.arguments
-            try:
-                group = self._wait_group(topic, key, message.expires, message.tried)
-                self._give(message, group)
-            except BaseException as failure:  # it belongs to the message: others go on
-                closed = self._ends.is_set() and isinstance(failure, ClientError)
-                if closed or isinstance(failure, UnreachableError):
-                    failure = NotStoredError(str(failure), Status.SERVICE_NOT_AVAILABLE)
-                message.future.set_exception(failure)
-                self._note_settled(message.future)
+            kept: list[_Message] = []
+            behind: set[tuple[str, str]] = set()  # the topics and keys of these
+            for message in waiting:
+                topic, _, key, *_ = message.arguments
+                if key is None:
+                    if not self._give_away(message):
+                        kept.append(message)
+                elif (topic, key) in behind or not self._give_away(message):
+                    kept.append(message)
+                    behind.add((topic, key))
+            waiting = kept
+            if waiting:
+                self._ends.wait(LOOK_S)
 
-    def _wait_group(
-        self, topic: str, key: str | None, expires: float, tried: frozenset[str] = frozenset()
-    ) -> GroupProducer:
-        """Return the group for a message: one with a master; raises UnreachableError.
+    def _give_away(self, message: _Message) -> bool:
+        """Give a message that has left a group to another one; False if none takes it now."""
+        topic, _, key, *_ = message.arguments
+        try:
+            turn = self._turn(topic) if key is None else 0
+            names = self._order(topic, key, turn)
+            group = self._look_for_group(names, key, message.tried)
+            is_late = self._clock.monotonic_ms() >= message.expires
+            if group is None and is_late:
+                raise UnreachableError(self._why_none(names))
+            if self._ends.is_set():  # `close` waits for a message that moves, as long as it waits
+                self._lifecycle.check_usable()
+            if group is None or not (group.has_room() or is_late):
+                return False
+            self._give(message, group)
+        except BaseException as failure:  # it belongs to the message: others go on
+            self._end_moved(message, failure)
+        return True
 
-        When all groups have been tried, each may be tried again.
-        """
+    def _end_moved(self, message: _Message, failure: BaseException) -> None:
+        """End a message that is certainly not stored, and that no group gets any more."""
+        closed = self._ends.is_set() and isinstance(failure, ClientError)
+        if closed or isinstance(failure, UnreachableError):
+            failure = NotStoredError(str(failure), Status.SERVICE_NOT_AVAILABLE)
+        message.future.set_exception(failure)
+        self._note_settled(message.future)
+
+    def _wait_group(self, topic: str, key: str | None, expires: float) -> GroupProducer:
+        """Return the group for a message: one with a master; raises UnreachableError."""
         turn = self._turn(topic) if key is None else 0
         while True:
             names = self._order(topic, key, turn)
-            now = self._clock.monotonic_ms()
-            for name in [one for one in names if one not in tried] or names:
-                found = self._producer(name)
-                if found is None:
-                    continue
-                if found.master is not None:
-                    self._down.pop(name, None)
-                    return found
-                found._driver.look_for_master()  # one with nothing to send does not by itself
-                if now - self._down.setdefault(name, now) > LEAVE_MS:
-                    continue
-                # It may only just have begun, or its master moves: a key stays with its group.
-                if key is not None and found._driver.core.master_found:
-                    return found
-                if key is not None:
-                    break
-            if now >= expires:
-                why = f"none of the groups {', '.join(names)} has a master"
-                raise UnreachableError(f"no master was found: {self._groups.problem or why}")
-            if not tried or self._ends.is_set():  # `close` waits for a message that moves
-                self._lifecycle.check_usable()
-            if not tried:
-                self._refuse_callback()
+            found = self._look_for_group(names, key, frozenset())
+            if found is not None:
+                return found
+            if self._clock.monotonic_ms() >= expires:
+                raise UnreachableError(self._why_none(names))
+            self._lifecycle.check_usable()
+            self._refuse_callback()
             self._ends.wait(LOOK_S)
+
+    def _look_for_group(
+        self, names: list[str], key: str | None, tried: frozenset[str]
+    ) -> GroupProducer | None:
+        """Return the first of these groups that may have a message, None if none may now.
+
+        When all have been tried, each may be tried again.
+        """
+        now = self._clock.monotonic_ms()
+        for name in [one for one in names if one not in tried] or names:
+            found = self._producer(name)
+            if found is None:
+                continue
+            if found.master is not None:
+                self._down.pop(name, None)
+                return found
+            found._driver.look_for_master()  # a producer with nothing to send does not by itself
+            if now - self._down.setdefault(name, now) > LEAVE_MS:
+                continue
+            # It may only just have begun, or its master moves: a key stays with its group.
+            if key is not None and found._driver.core.master_found:
+                return found
+            if key is not None:
+                break
+        return None
+
+    def _why_none(self, names: list[str]) -> str:
+        """Say why none of these groups can have a message."""
+        why = f"none of the groups {', '.join(names)} has a master"
+        return f"no master was found: {self._groups.problem or why}"
 
     def _turn(self, topic: str) -> int:
         with self._lock:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
 from hastore import Producer
 from hastore.client.producer import cluster_producer
-from hastore.errors import ClientError
+from hastore.errors import ClientError, NotStoredError
 from tests.client.conftest import Node
 
 LIMIT_S = 120.0
@@ -132,6 +132,37 @@ def test_a_groups_callback_does_not_wait_for_the_master_of_another_group(
     assert is_done and len(said) == 1 and "must not wait" in said[0]
 
 
+@pytest.fixture
+def failing(
+    make_node: Callable[..., Node], groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, str, Node]]:
+    """A producer of two groups, a key of the group "a", and its node, which has begun to refuse."""
+    monkeypatch.setattr(cluster_producer, "LEAVE_MS", 50.0)
+    nodes = {"a": make_node(1), "b": make_node(2)}
+    groups.groups = {name: Seen((node.address,)) for name, node in nodes.items()}
+    groups.topics = {"of-a": ["a"]}
+    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=LIMIT_S) as producer:
+        for name in nodes:
+            assert producer.group(name).send_sync("t", b"0").status == "PUT_OK"
+        made: Any = producer
+        key = next(str(n) for n in range(99) if made._order("t", str(n), 0)[0] == "a")
+        nodes["a"].backend.writable = False
+        yield producer, key, nodes["a"]
+        nodes["a"].backend.writable = True  # else its end waits for what only that group may have
+
+
+def test_a_message_that_no_other_group_has_a_place_for_holds_up_no_other_one(
+    failing: tuple[Any, str, Node],
+) -> None:
+    """All that has left a group waited for the first of them, until each was too late."""
+    producer, key, a = failing
+    stuck = producer.send("of-a", b"1")
+    moved = producer.send("t", b"2", key=key)
+    assert moved.result(LIMIT_S / 2).status == "PUT_OK" and not stuck.done()
+    a.backend.writable = True
+    assert stuck.result(LIMIT_S / 2).status == "PUT_OK"
+
+
 def test_a_group_that_changed_its_master_while_nothing_was_sent_to_it_is_used_again(
     make_node: Callable[..., Node], groups: Groups
 ) -> None:
@@ -150,3 +181,32 @@ def test_a_group_that_changed_its_master_while_nothing_was_sent_to_it_is_used_ag
         slave.backend.entries = [(131074, 0)]
         assert producer.send("t", b"2").result(LIMIT_S / 2).status == "PUT_OK"
         assert own.master == slave.address
+
+
+def test_what_moves_to_another_group_keeps_the_order_of_its_key(
+    failing: tuple[Any, str, Node],
+) -> None:
+    producer, key, a = failing
+    sent = [producer.send("of-a", b"%d" % n, key=key) for n in range(5)]
+    a.backend.writable = True
+    places = [each.result(LIMIT_S).queue_offset for each in sent]
+    assert places == sorted(places)
+
+
+def test_without_a_thread_to_move_it_a_message_ends_as_not_stored(
+    failing: tuple[Any, str, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the exit of Python 3.12. Its Future never ended, nor that of any later one."""
+    producer, key, _ = failing
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        first = producer.send("t", b"1", key=key)
+        with pytest.raises(NotStoredError, match="can't start new thread"):
+            first.result(LIMIT_S / 2)
+    second = producer.send("t", b"2", key=key)
+    assert second.result(LIMIT_S / 2).status == "PUT_OK"
+    assert producer.flush(LIMIT_S)
