@@ -187,7 +187,7 @@ class ClusterView:
     def refusal_text(self) -> str:
         """What the nodes have said that do not accept this client; "" if there are none."""
         alike: dict[str, list[str]] = {}
-        for address, why in self.refusals.items():
+        for address, why in list(self.refusals.items()):  # other threads ask, too
             alike.setdefault(why, []).append(address)
         return "; ".join(f"{', '.join(addresses)}: {why}" for why, addresses in alike.items())
 
@@ -215,7 +215,7 @@ class ClusterView:
         """Return what the nodes answered, for an error text."""
         said = [
             f"{address}: {info.role} of epoch {info.epoch}, {info.reason or 'not writable'}"
-            for address, info in self.maps.items()
+            for address, info in list(self.maps.items())  # other threads ask, too
             if not info.writable
         ]
         said += self._superseded()

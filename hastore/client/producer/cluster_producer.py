@@ -43,7 +43,13 @@ from hastore.client.producer.producer import Producer
 from hastore.client.producer.transactions import TransactionOptions
 from hastore.client.security import Security
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import ClientError, NotStoredError, UnreachableError, UsageError
+from hastore.errors import (
+    ClientError,
+    NotAuthenticatedError,
+    NotStoredError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.protocol.api import MAX_MESSAGE_BYTES
 from hastore.record.properties import check_topic
 
@@ -421,7 +427,8 @@ class ClusterProducer(Producer):
     ) -> GroupProducer | None:
         """Return the first of these groups that may have a message, None if none may now.
 
-        When all have been tried, each may be tried again.
+        When all have been tried, each may be tried again. Raises NotAuthenticatedError if none of
+        them accepts this client.
         """
         now = self._clock.monotonic_ms()
         for name in [one for one in names if one not in tried] or names:
@@ -439,12 +446,19 @@ class ClusterProducer(Producer):
                 return found
             if key is not None:
                 break
+        made = [self._producers.get(name) for name in names]
+        refusals = [None if one is None else one._driver.core.refused for one in made]
+        if refusals and all(refusals):
+            raise NotAuthenticatedError(_of_groups(names, map(str, refusals)))
         return None
 
     def _why_none(self, names: list[str]) -> str:
         """Say why none of these groups can have a message."""
-        why = f"none of the groups {', '.join(names)} has a master"
-        return f"no master was found: {self._groups.problem or why}"
+        made = [self._producers.get(name) for name in names]
+        whys = ["" if one is None else one._driver.core.cluster.reason() for one in made]
+        told = [self._groups.problem or "", _of_groups(names, whys)]
+        why = "; ".join(filter(None, told)) or f"cluster {self._cluster} has no group"
+        return f"no master was found: {why}"
 
     def _turn(self, topic: str) -> int:
         with self._lock:
@@ -491,6 +505,12 @@ class ClusterProducer(Producer):
         self._unsettled.discard(future)
         if self._settled.sleepers:
             self._settled.notify_all()
+
+
+def _of_groups(names: Iterable[str], whys: Iterable[str]) -> str:
+    """Return what is said of each group, for an error text."""
+    told = zip(names, whys, strict=True)
+    return "; ".join(f"group {name}: {why or 'it was not asked yet'}" for name, why in told)
 
 
 def _abandon(unsettled: set[Future[Any]]) -> None:

@@ -177,3 +177,21 @@ def test_the_end_of_a_connection() -> None:
     assert (view.master, view.maps, view.addresses) == (None, {}, [A, B])
     view.lose_connection(Arrival(B, None, up=False, gone=True))
     assert (view.addresses, view.refusals) == ([A], {})
+
+
+def test_why_no_master_is_known_can_be_asked_while_the_connections_change() -> None:
+    """By a thread that gives up to wait for a master; the producer's own goes on meanwhile."""
+    view = ClusterView([A, B])
+
+    class Changing(str):
+        def __format__(self, _spec: str) -> str:
+            view.learn(C, info(3, 10, False))
+            view.lose_connection(Arrival(f"{C}0", None, up=False, refused="no identity"))
+            return str(self)
+
+    view.learn(A, info(1, 10, False, reason=Changing("fenced")))
+    assert "fenced" in view.reason()
+    view = ClusterView([A, B])
+    for address in (A, B):
+        view.refusals[Changing(address)] = Changing("no identity")
+    assert "no identity" in view.refusal_text

@@ -11,7 +11,12 @@ import pytest
 
 from hastore import Producer
 from hastore.client.producer import cluster_producer
-from hastore.errors import ClientError, NotStoredError
+from hastore.errors import (
+    ClientError,
+    NotAuthenticatedError,
+    NotStoredError,
+    UnreachableError,
+)
 from tests.client.conftest import Node
 
 LIMIT_S = 120.0
@@ -210,3 +215,26 @@ def test_without_a_thread_to_move_it_a_message_ends_as_not_stored(
     second = producer.send("t", b"2", key=key)
     assert second.result(LIMIT_S / 2).status == "PUT_OK"
     assert producer.flush(LIMIT_S)
+
+
+def test_that_no_group_has_a_master_is_said_with_what_their_nodes_say(
+    make_node: Callable[..., Node], groups: Groups
+) -> None:
+    groups.groups = {"a": Seen((make_node(1, writable=False).address,))}
+    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=0.5) as producer:
+        own: Any = producer.group("a")
+        while not own._driver.core.cluster.maps:
+            time.sleep(0.005)
+        with pytest.raises(UnreachableError, match="group a: tcp://.* of epoch"):
+            producer.send("t", b"1")
+
+
+def test_a_client_that_no_group_accepts_learns_so_at_once(groups: Groups) -> None:
+    """It waited for the whole delivery timeout, and was told that no group has a master."""
+    nobody = "tcp://127.0.0.1:9"
+    groups.groups = {"a": Seen((nobody,))}
+    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=LIMIT_S) as producer:
+        own: Any = producer.group("a")
+        own._driver.core.cluster.refusals[nobody] = "there is no identity app"  # as it would say
+        with pytest.raises(NotAuthenticatedError, match="group a: .*no identity app"):
+            producer.send("t", b"1")
