@@ -409,18 +409,25 @@ class ClusterProducer(Producer):
         self._note_settled(message.future)
 
     def _wait_group(self, topic: str, key: str | None, expires: float) -> GroupProducer:
-        """Return the group for a message: one with a master; raises UnreachableError."""
+        """Return the group for a message: one with a master, and room; raises UnreachableError.
+
+        Who waits for room looks meanwhile whether the group is still the one.
+        """
         turn = self._turn(topic) if key is None else 0
         while True:
             names = self._order(topic, key, turn)
             found = self._look_for_group(names, key, frozenset())
-            if found is not None:
+            is_late = self._clock.monotonic_ms() >= expires
+            if found is not None and (found.has_room() or is_late):
                 return found
-            if self._clock.monotonic_ms() >= expires:
+            if is_late:
                 raise UnreachableError(self._why_none(names))
             self._lifecycle.check_usable()
             self._refuse_callback()
-            self._ends.wait(LOOK_S)
+            if found is None:
+                self._ends.wait(LOOK_S)
+            else:
+                found._driver.wait_room(1, LOOK_S)
 
     def _look_for_group(
         self, names: list[str], key: str | None, tried: frozenset[str]

@@ -188,6 +188,30 @@ def test_a_group_that_changed_its_master_while_nothing_was_sent_to_it_is_used_ag
         assert own.master == slave.address
 
 
+def test_who_waits_for_room_in_a_group_that_fails_goes_to_another_one(
+    make_node: Callable[..., Node], groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is under way stays there as unknown, and takes the room: the sender waited for it."""
+    monkeypatch.setattr(cluster_producer, "LEAVE_MS", 50.0)
+    nodes = {"a": make_node(1), "b": make_node(2)}
+    groups.groups = {name: Seen((node.address,)) for name, node in nodes.items()}
+    with Producer("zk://127.0.0.1:1/shop", delivery_timeout_s=LIMIT_S, max_in_flight=1) as producer:
+        for name in nodes:
+            assert producer.group(name).send_sync("t", b"0").status == "PUT_OK"
+        made: Any = producer
+        key = next(str(n) for n in range(99) if made._order("t", str(n), 0)[0] == "a")
+        nodes["a"].backend.transfer.hold = True  # it stores, and does not answer
+        under_way = producer.send("t", b"1", key=key)
+        while nodes["a"].backend.store.appends < 2:
+            time.sleep(0.005)
+        nodes["a"].stop()
+        moved = producer.send("t", b"2", key=key)
+        assert moved.result(LIMIT_S / 2).status == "PUT_OK" and not under_way.done()
+        nodes["a"].backend.transfer.hold = False
+        nodes["a"].restart()
+        assert under_way.result(LIMIT_S / 2).status == "PUT_OK"
+
+
 def test_what_moves_to_another_group_keeps_the_order_of_its_key(
     failing: tuple[Any, str, Node],
 ) -> None:
