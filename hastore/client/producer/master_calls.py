@@ -56,6 +56,11 @@ class MasterCall(msgspec.Struct, eq=False):
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an attempt may have ended a transaction; a poll ends none."""
+        return (self.unknown or self.address is not None) and not self.is_poll
+
 
 class MasterCalls:
     """The calls of one producer that have no outcome yet."""
@@ -185,7 +190,7 @@ class MasterCalls:
         elif status is Status.MESSAGE_ILLEGAL:
             self._fail(call, TransactionError(reply.reason or "there is no such transaction"))
         else:
-            self._fail(call, failure_of(status, reply.reason, None, unknown=False))
+            self._fail(call, failure_of(status, reply.reason, None, unknown=call.in_doubt))
         return False
 
     def _on_failed(self, call: MasterCall, reply: api.Failed, now: float) -> bool:
@@ -198,7 +203,7 @@ class MasterCalls:
         if status is None:
             self._fail(call, ClientError(f"{reply.status}: {reply.reason}"))
         else:
-            self._fail(call, failure_of(status, reply.reason, None, unknown=False))
+            self._fail(call, failure_of(status, reply.reason, None, unknown=call.in_doubt))
         return False
 
     def roll_back(self) -> None:
@@ -213,7 +218,10 @@ class MasterCalls:
     def refuse(self, why: str) -> None:
         """End all calls: no node accepts this client."""
         for call in self._all():
-            self._fail(call, NotAuthenticatedError(why))
+            if call.in_doubt:
+                self._fail(call, failure_of(Status.UNAUTHENTICATED, why, None, unknown=True))
+            else:
+                self._fail(call, NotAuthenticatedError(why))
 
     def end(self, reason: str) -> None:
         """End all calls, and take none any more."""

@@ -119,6 +119,48 @@ def test_final_answers_are_not_repeated(bench: Bench, status: Status, failure: A
     assert len(bench.sent) == 1
 
 
+@pytest.mark.parametrize("how", ["refused", "failed", "nobody"])
+def test_a_refusal_after_an_attempt_without_an_answer_is_no_certainty(
+    bench: Bench, how: str
+) -> None:
+    """The first attempt may have ended the transaction; rights and identities change meanwhile."""
+    future = bench.admit()
+    bench.calls.step(0.0, A)
+    bench.calls.roll_back()
+    if how == "nobody":
+        bench.calls.refuse("no such identity")
+    else:
+        bench.calls.step(1.0, B)
+        if how == "refused":
+            bench.answer(2.0, Status.FORBIDDEN, reason="no such identity")
+        else:
+            failed = api.Failed(bench.sent[-1][1].rid, "FORBIDDEN", "no such identity")
+            bench.calls.on_reply(Arrival(B, failed), 2.0)
+    with pytest.raises(OutcomeUnknown, match="no such identity"):
+        future.result(0)
+
+
+def test_a_poll_that_was_sent_before_ends_nothing(bench: Bench) -> None:
+    polls = [bench.admit(is_poll=True), bench.admit(is_poll=True)]
+    bench.calls.step(0.0, A)
+    bench.calls.roll_back()
+    bench.calls.step(1.0, B)
+    failed = api.Failed(bench.sent[-1][1].rid, "FORBIDDEN", "no right")
+    bench.calls.on_reply(Arrival(B, failed), 2.0)
+    bench.calls.refuse("no such identity")
+    assert [type(poll.exception(0)) for poll in polls] == [NotAuthenticatedError, ForbiddenError]
+
+
+def test_a_client_that_nobody_accepts_any_more_does_not_know_what_is_under_way(
+    bench: Bench,
+) -> None:
+    future = bench.admit()
+    bench.calls.step(0.0, A)
+    bench.calls.refuse("no such identity")
+    with pytest.raises(OutcomeUnknown, match="no such identity"):
+        future.result(0)
+
+
 @pytest.mark.parametrize("where", ["made", "encoded"])
 def test_a_request_that_cannot_be_made_harms_no_other(bench: Bench, where: str) -> None:
     """Its error ended the thread of the producer, and all of its messages."""
