@@ -540,6 +540,9 @@ class SendCore:
 
     def _end_refused(self, why: str) -> None:
         """End all entries: no node accepts this client, and more attempts would be in vain."""
+        for frame in self._frames.values():  # the master was lost before its connection ended
+            for entry in frame.entries:
+                entry.unknown = True
         for entry in self._window.entries():
             if not entry.settled:
                 entry.status, entry.reason = Status.UNAUTHENTICATED, why

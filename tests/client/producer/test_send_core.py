@@ -27,6 +27,7 @@ from hastore.errors import (
     FlushSlaveTimeout,
     HastoreError,
     MessageIllegalError,
+    NotAuthenticatedError,
     NotStoredError,
     OutcomeUnknown,
 )
@@ -452,6 +453,29 @@ def test_a_send_without_an_answer_is_never_known_not_to_be_stored() -> None:
         failure = bench.futures[0].exception(0)
         assert isinstance(failure, HastoreError)
         assert isinstance(failure, OutcomeUnknown) or not sent
+
+
+def test_what_is_under_way_when_no_node_accepts_the_client_any_more_is_unknown() -> None:
+    """The master was lost before, by a refusal: so the end of its connection is not the master's.
+
+    As it is superseded, it refuses a put, while an earlier one waits for a slave.
+    """
+    bench = Bench()
+    for _ in range(3):
+        bench.run_once()
+    bench.transport.withheld = True
+    for body in (b"0", b"1"):
+        bench.send(body)
+        bench.run_once()
+    first, second = bench.core._frames
+    bench.transport.arrivals = [
+        Arrival(ADDRESS, api.PutDone(second, api.Status.SERVICE_NOT_AVAILABLE, 0)),
+        Arrival(ADDRESS, None, up=False, refused="there is no identity app"),
+    ]
+    bench.run_once()
+    waiting, refused = [future.exception(0) for future in bench.futures]
+    assert isinstance(waiting, OutcomeUnknown) and "no identity app" in str(waiting)
+    assert isinstance(refused, NotAuthenticatedError)
 
 
 def test_ending_interrupted_anywhere_can_be_repeated() -> None:
