@@ -23,7 +23,7 @@ from hastore.client.arguments import SendOptions, waiting_limit
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.lifecycle import AsyncClosable
-from hastore.client.messages import SendResult, Status
+from hastore.client.messages import SendResult, Status, failure_of_all
 from hastore.client.producer.futures import results_of
 from hastore.client.producer.io_driver import LINGER_S
 from hastore.client.producer.master_calls import MasterCall
@@ -495,10 +495,14 @@ class Producer(ProducerClient, AsyncClosable):
         split = self._preparer.batches(topic, messages, queue)
         parts = [self._driver.send(topic, drafts, is_batch=True) for drafts in split]
         found: list[SendResult] = []
+        failures: list[BaseException] = []
         for part in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(part, BaseException):
-                raise part
-            found += part
+                failures.append(part)
+            else:
+                found += part
+        if failures:
+            raise failure_of_all(failures)
         return found
 
     async def flush(self, timeout_s: float | None = None) -> bool:

@@ -15,6 +15,7 @@ from zlib_ng.zlib_ng import crc32
 from hastore.errors import (
     ClientError,
     CorruptRecordError,
+    DurabilityError,
     FlushDiskTimeout,
     FlushSlaveTimeout,
     ForbiddenError,
@@ -420,6 +421,18 @@ def failure_of(
     if status.is_refusal:
         return NotStoredError(text, status)
     return ClientError(text)
+
+
+def failure_of_all(failures: Sequence[BaseException]) -> BaseException:
+    """Return the failure of a batch of which so many parts have failed, of one or more.
+
+    It says no more than is known of each part: not that all are stored if one may not be.
+    """
+    for unsaid in (OutcomeUnknown, HastoreError):
+        for failure in failures:
+            if isinstance(failure, unsaid) and not isinstance(failure, DurabilityError):
+                return failure
+    return failures[0]
 
 
 class SilentNode(msgspec.Struct, frozen=True):

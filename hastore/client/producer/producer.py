@@ -29,7 +29,7 @@ from hastore.client.arguments import (
 from hastore.client.connections.bootstrap import cluster_of, first_address, parse_bootstrap
 from hastore.client.connections.transport import Transport
 from hastore.client.lifecycle import Closable, Lifecycle, describe
-from hastore.client.messages import SendResult, Status, failure_of
+from hastore.client.messages import SendResult, Status, failure_of, failure_of_all
 from hastore.client.producer.checker import Checker, Transaction
 from hastore.client.producer.futures import SendFuture, Unread
 from hastore.client.producer.io_driver import LINGER_S, IoDriver
@@ -600,7 +600,7 @@ def _lost(core: SendCore, unread: Unread) -> str:
 
 
 def _joined(parts: list[Future[list[SendResult]]], unread: Unread) -> Future[list[SendResult]]:
-    """Return a Future of all parts' results in order, or of the first part's failure."""
+    """Return a Future of all parts' results in order, or of the failure that says least."""
     if len(parts) == 1:
         return parts[0]
     whole: SendFuture[list[SendResult]] = SendFuture(unread)
@@ -615,7 +615,7 @@ def _joined(parts: list[Future[list[SendResult]]], unread: Unread) -> Future[lis
             return
         failures = [failure for part in parts if (failure := part.exception()) is not None]
         if failures:
-            whole.set_exception(failures[0])
+            whole.set_exception(failure_of_all(failures))
         else:
             whole.set_result([result for part in parts for result in part.result()])
 

@@ -717,7 +717,7 @@ def _settle_reply(
                 ended.append(future)
             continue
         results = [result_of(entry.topic, reply, each) for each in range(begin, place)]
-        bad = next((r for r in results if r.status is not Status.PUT_OK), None)
+        bad = min((r for r in results if r.status is not _PUT_OK), key=_certainty, default=None)
         may_be_stored = any(r.status.is_stored or r.status is Status.TIMEOUT for r in results)
         if bad is None:
             _succeed(entry, results, ended)
@@ -729,12 +729,22 @@ def _settle_reply(
         else:
             refused = sum(1 for r in results if not r.status.is_stored)
             entry.reason = reply.reason
-            if 0 < refused < len(results):
+            if 0 < refused < len(results) and bad.status is not Status.TIMEOUT:
                 entry.reason += f" ({refused} of {len(results)} refused, the others are stored)"
             entry.status = bad.status
             entry.result = bad if bad.status.is_stored else None
             _settle_refused(entry, ended, misplaced)
     return again
+
+
+def _certainty(result: SendResult) -> int:
+    """Return how much the status of one record says of a whole batch: that of the least counts.
+
+    One of unknown outcome says nothing of the others, and where one is refused not all are stored.
+    """
+    if result.status is Status.TIMEOUT:
+        return 0
+    return 2 if result.status.is_stored else 1
 
 
 def _may_succeed(status: Status) -> bool:

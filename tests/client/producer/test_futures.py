@@ -8,13 +8,22 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+import hastore.aio
 from hastore.client.messages import SendResult
-from hastore.client.producer.futures import SendFuture
-from hastore.errors import NotStoredError, UsageError
+from hastore.client.producer.futures import SendFuture, Unread
+from hastore.client.producer.producer import _joined
+from hastore.errors import (
+    FlushSlaveTimeout,
+    HastoreError,
+    NotStoredError,
+    OutcomeUnknown,
+    UsageError,
+)
 from hastore.protocol.api import PutDone, Status
 from tests.client.interrupts import interrupt_everywhere
 from tests.process.harness import ROOT
@@ -257,3 +266,45 @@ def test_an_interrupted_waiter_that_holds_the_condition_blocks_no_other() -> Non
     taken.join()
     settle(future, 0)
     assert future.result(60).offset == 10
+
+
+UNKNOWN, REFUSED = OutcomeUnknown("no answer"), NotStoredError("BUSY", Status.BUSY)
+UNCONFIRMED = FlushSlaveTimeout("FLUSH_SLAVE_TIMEOUT", None)
+
+
+@pytest.mark.parametrize(
+    ("failures", "worst"),
+    [
+        ([UNCONFIRMED, REFUSED, UNKNOWN], UNKNOWN),
+        ([UNCONFIRMED, REFUSED], REFUSED),
+        ([None, UNCONFIRMED, None], UNCONFIRMED),
+    ],
+)
+def test_a_batch_in_parts_ends_with_the_failure_that_says_least(
+    failures: list[HastoreError | None], worst: HastoreError
+) -> None:
+    """Whoever takes DurabilityError for "all are stored" must not lose the other parts."""
+    parts: list[Future[list[SendResult]]] = []
+    for failure in failures:
+        part: SendFuture[list[SendResult]] = SendFuture()
+        part.settle("t", REPLY, 0, 1) if failure is None else part.fail(failure)
+        parts.append(part)
+    assert _joined(parts, Unread()).exception(0) is worst
+
+    async def main() -> None:
+        loop, left = asyncio.get_running_loop(), iter(failures)
+
+        def send(*_given: Any, **_more: Any) -> asyncio.Future[list[SendResult]]:
+            waiter: asyncio.Future[list[SendResult]] = loop.create_future()
+            failure = next(left)
+            waiter.set_result([]) if failure is None else waiter.set_exception(failure)
+            return waiter
+
+        producer = hastore.aio.Producer(["tcp://127.0.0.1:9"])
+        producer._driver.send = send  # type: ignore[method-assign]
+        with pytest.raises(HastoreError) as raised:
+            await producer.send_batch("t", [b"x"] * 256 * len(failures), queue=0)
+        assert raised.value is worst
+        await producer.close(0.0)
+
+    asyncio.run(main())

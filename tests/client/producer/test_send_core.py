@@ -279,6 +279,44 @@ def test_what_a_disk_failed_within_a_frame_goes_again(idempotent: bool, failed: 
         assert bench.transport.bodies() == [b"0", b"2"]
 
 
+_FLUSH = api.Status.FLUSH_SLAVE_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("statuses", "kind", "says"),
+    [
+        ((_FLUSH, api.Status.MESSAGE_ILLEGAL), MessageIllegalError, "1 of 2 refused"),
+        ((_FLUSH, api.Status.TIMEOUT), OutcomeUnknown, "why"),
+        ((api.Status.TIMEOUT, _OK, api.Status.MESSAGE_ILLEGAL), OutcomeUnknown, "why$"),
+        ((_FLUSH, _OK), FlushSlaveTimeout, "why"),
+    ],
+)
+def test_a_batch_is_not_told_as_stored_if_one_of_its_messages_may_not_be(
+    statuses: tuple[api.Status, ...], kind: type[HastoreError], says: str
+) -> None:
+    bench = Bench(idempotent=False)  # else what is not confirmed is asked for again
+    for _ in range(3):
+        bench.run_once()
+    count = len(statuses)
+
+    def answer(put: api.Put, payload: bytes) -> api.PutDone:
+        places = list(range(1, count + 1))
+        return api.PutDone(put.rid, _OK, 1, "", places, places, places, list(statuses),
+                           reason="why")  # fmt: skip
+
+    bench.transport.take = answer  # type: ignore[method-assign]
+    future: SendFuture[list[SendResult]] = SendFuture()
+    with bench.window.lock:
+        assert bench.window.has_room(count)
+        payload = b"".join(bench.encoder.encode("t", b"x", 0, [], n, 0) for n in range(count))
+        bench.window.admit(
+            Entry(0, count, "t", payload, future, True, bench.now, bench.now + 5_000.0)
+        )
+    bench.settle_all()
+    with pytest.raises(kind, match=says):
+        future.result(0)
+
+
 class TopicOfOneQueue(FakeTransport):
     """A node whose topic has one queue; a client that is open longer does not know that."""
 
