@@ -90,7 +90,52 @@ def let_two_members_own_a_queue(h: Copy, rng: random.Random) -> None:
     )
 
 
+@breaks("owners")
+def let_another_member_poll_once(h: Copy, rng: random.Random) -> None:
+    """Between two polls of the owner, which goes on."""
+    fits, last = [], {}
+    for one in h.lines:
+        if isinstance(one, e.Assigned | e.Revoked):
+            last.pop(one.queue, None)
+        elif isinstance(one, e.Read) and one.client in ("m1", "m2"):
+            if one.queue in last:
+                fits.append((last[one.queue], one))
+            last[one.queue] = one
+    first, second = one_of([one for one in fits if one[0].t + 9 < one[1].began], rng)
+    thief = "m2" if first.client == "m1" else "m1"
+    t, queue = first.t, first.queue
+    h.after(
+        first,
+        e.Assigned(thief, t + 1, TOPIC, queue),
+        e.Read(thief, t + 2, t + 3, TOPIC, queue, copy.deepcopy(second.messages)),
+        e.Revoked(thief, t + 4, TOPIC, queue),
+    )
+
+
 # -- positions
+
+
+@breaks("positions")
+def let_the_next_owner_begin_before_what_was_committed(h: Copy, rng: random.Random) -> None:
+    records = {(one.queue, one.queue_offset): one for one in h.all(e.Record)}
+    fits, committed, new = [], {}, {}
+    for one in h.lines:
+        if isinstance(one, e.Commit):
+            queue, position = one.places[0].queue, one.places[0].position
+            committed[queue] = None if one.back or not position else (one.client, position)
+        elif isinstance(one, e.Assigned):
+            new[one.queue] = one.client
+        elif isinstance(one, e.Seek):
+            new.pop(one.queue, None)
+        elif isinstance(one, e.Read) and new.get(one.queue) == one.client:
+            del new[one.queue]
+            owner, position = committed.get(one.queue) or (one.client, 0)
+            if owner != one.client and (one.queue, position - 1) in records:
+                fits.append((one, records[one.queue, position - 1]))
+    read, record = one_of(fits, rng)
+    seen = e.Seen(record.queue_offset, record.offset, record.digest, None, record.producer,
+                  record.sequence)  # fmt: skip
+    read.messages.insert(0, seen)
 
 
 @breaks("positions")

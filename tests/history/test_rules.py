@@ -301,6 +301,27 @@ def test_a_group_that_has_no_position_may_begin_at_the_latest() -> None:
     assert check([HEADER, *lines, *late, *commit, reset]).ok
 
 
+def test_a_member_is_given_nothing_while_another_one_has_the_queue() -> None:
+    """Also once: it has had the queue at some time in that call."""
+    lines = [line for n in range(9) for line in acked(n, 2 * n, 2 * n + 1)]
+    members = [e.Consumer(name, 0, "g", shared=True) for name in ("c", "m")]
+
+    def other(began: int, t: int) -> e.Read:
+        return e.Read("m", began, t, "T", 0, [e.Seen(2, 200, d(2))])
+
+    def broken(*reads: e.Event) -> set[str]:
+        return set(check([HEADER, *lines, *members, *reads]).broken)
+
+    mine = [e.Read("c", t - 10, t, "T", 0, [e.Seen(n, 100 * n, d(n))])
+            for n, t in ((0, 110), (1, 210), (2, 310))]  # fmt: skip
+    assert broken(*mine, other(111, 299)) == {"owners"}
+    assert broken(*mine, other(150, 160), other(400, 410)) == {"monotonic", "owners"}
+    for began, t in ((90, 105), (109, 150), (250, 300), (305, 400)):
+        assert not broken(*mine, other(began, t)), "the queue may have come or left meanwhile"
+    left = [e.Revoked("c", 120, "T", 0), e.Assigned("c", 180, "T", 0)]
+    assert not broken(mine[0], *left, *mine[1:], other(130, 160))
+
+
 # -- positions
 
 
@@ -340,6 +361,27 @@ def test_a_seek_or_an_operator_may_move_it_back() -> None:
     assert not broken_by(*five, *committed(2, 111, None, 3, back=True), asked(3, 500))
     assert not broken_by(*five, e.Reset(111, "g", "T", 0, 1), asked(1, 112))
     assert broken_by(*five, e.Reset(111, "g", "T", 0, 1), asked(0, 112))
+
+
+def test_a_member_begins_where_another_one_has_committed() -> None:
+    """A position that was acknowledged and is lost: its messages are delivered again."""
+    lines = [line for n in range(9) for line in acked(n, 2 * n, 2 * n + 1)]
+    members = [e.Consumer(name, 0, "g", shared=True) for name in ("c", "m")]
+
+    def broken(*events: e.Event, began: int = 300, header: Header = HEADER) -> set[str]:
+        later = e.Read("m", began, 400, "T", 0, [e.Seen(3, 300, d(3)), e.Seen(4, 400, d(4))])
+        return set(check([header, *lines, *members, read(*range(6), t=50), *events, later]).broken)
+
+    five, three = committed(1, 100, 110, 5), committed(1, 100, 110, 3)
+    assert broken(*five) == {"positions"}
+    assert not broken(*three) and not broken(), "it begins there, or where it likes"
+    assert not broken(*committed(1, 100, None, 5)), "nobody knows whether it was committed"
+    assert not broken(*five, began=110) and not broken(*five, e.Seek("m", 200, "T", 0))
+    assert not broken(*five, *committed(2, 120, 130, 3, back=True))
+    assert not broken(*five, *committed(2, 120, None, 3, back=True))
+    assert not broken(*five, e.Reset(120, "g", "T", 0, 2))
+    alone = [e.Epoch(1 << 16 | 1), e.Epoch(2 << 16 | 2)]
+    assert not broken(*five, *alone, header=Header(mode="async")), "readers saw what was lost"
 
 
 def test_findings_about_positions_come_in_the_order_of_the_history() -> None:

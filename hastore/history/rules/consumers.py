@@ -16,7 +16,9 @@ from hastore.history.rules.events import Assigned, Consumer, Read, Revoked, Seek
 from hastore.history.rules.facts import Facts
 from hastore.history.rules.positions import Write
 
-_READ, _COMMIT = 0, 1
+_READ, _COMMIT, _ENDED = range(3)  # at equal times: the weaker check
+# A time in which a member had a queue: group, queue, begin, end, client, line.
+_Span = tuple[int, int, int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -147,8 +149,8 @@ class Consumers:
         """
         for gap in self._gaps:
             self._judge_gap(gap, budget)
-        self._judge_owners()
-        self._judge_delivery(writes)
+        self._judge_owners(budget)
+        self._judge_delivery(writes, budget)
 
     def _judge_gap(self, gap: _Gap, budget: Budget) -> None:
         report, name = self._facts.report, self._facts.name_of(gap.queue)
@@ -161,7 +163,7 @@ class Consumers:
         excuse = budget.excuse(budget.of_readers, 0, gap.t)
         report.find_loss("monotonic", text, excuse, *lines)
 
-    def _judge_owners(self) -> None:
+    def _judge_owners(self, budget: Budget) -> None:
         """Find queues that two members read at the same time.
 
         A member has certainly had its queue from the end of its first read to the begin of its
@@ -174,15 +176,41 @@ class Consumers:
             t, began, line = (rows.get(row, name) for name in ("t", "began", "line"))
             first, last, said = had.get(key, (t, began, line))
             had[key] = (min(first, t), max(last, began), said)
-        spans = sorted((*key[:2], first, last, key[2], line)
+        spans = sorted((key[0], key[1], first, last, key[2], line)
                        for key, (first, last, line) in had.items() if first <= last)  # fmt: skip
         for one, other in zip(spans, spans[1:], strict=False):
             if one[:2] == other[:2] and other[2] < one[3] and one[4] != other[4]:
                 name = self._facts.name_of(one[1])
                 text = f"{name} was read by two members of its group at a time"
                 self._facts.report.find("owners", text, one[5], other[5])
+        # In a stint with one read a member had the queue at some time in that call.
+        calls = sorted((key[0], key[1], began, t, key[2], line)
+                       for key, (t, began, line) in had.items() if t > began)  # fmt: skip
+        self._judge_calls(spans, calls, budget)
 
-    def _judge_delivery(self, writes: dict[tuple[str, int], list[Write]]) -> None:
+    def _judge_calls(self, spans: list[_Span], calls: list[_Span], budget: Budget) -> None:
+        """Find calls that lie within the time in which another member certainly had the queue."""
+        at = 0
+        latest: dict[int, _Span] = {}  # by member: the span that ends last of those that have begun
+        for call in calls:
+            group, queue, began, t, client, line = call
+            while at < len(spans) and spans[at][:3] < (group, queue, began):
+                span = spans[at]
+                known = latest.get(span[4])
+                if known is None or known[:2] != span[:2] or known[3] < span[3]:
+                    latest[span[4]] = span
+                at += 1
+            for other in latest.values():
+                if other[:2] == (group, queue) and other[4] != client and t < other[3]:
+                    text = f"{self._facts.name_of(queue)} was read by a member of its group while"
+                    text += " another one had it"
+                    excuse = budget.excuse(budget.of_readers, 0, other[2])  # a lock is a record
+                    self._facts.report.find_loss("owners", text, excuse, other[5], line)
+                    break
+
+    def _judge_delivery(
+        self, writes: dict[tuple[str, int], list[Write]], budget: Budget
+    ) -> None:
         """Find messages that a group went past, or committed, though no member was given them."""
         rows = self._rows
         order = np.lexsort((rows["t"], rows["queue"], rows["group"]))
@@ -195,6 +223,7 @@ class Consumers:
                 continue
             name = self._groups[group][1]
             found = writes.get((name, queue), []) if isinstance(name, str) else []
+            self._judge_begins(f"{name} in {self._facts.name_of(queue)}", reads, found, budget)
             events = [(rows.get(row, "t"), _READ, row) for row in reads]
             events += [(one.began, _COMMIT, place) for place, one in enumerate(found)]
             progress = _Progress()
@@ -203,6 +232,52 @@ class Consumers:
                     self._deliver(progress, place, queue)
                 else:
                     self._commit(progress, found[place], queue)
+
+    def _judge_begins(
+        self, name: str, reads: list[int], writes: list[Write], budget: Budget
+    ) -> None:
+        """Find members that began before what another member had committed.
+
+        A commit counts only while its member has the queue. So whoever reads the queue later has
+        got it later, and with the position. What may go back is left out as in Positions.
+        """
+        rows = self._rows
+        events = [(rows.get(row, "began"), _READ, row) for row in reads if rows.get(row, "shared")]
+        for place, one in enumerate(writes):
+            if one.back or (one.is_acked and self._is_member(one.client)):
+                events.append((one.began, _COMMIT, place))
+                if not one.back:
+                    events.append((one.ended, _ENDED, place))
+        floors: dict[int, Write] = {}  # by member: the greatest position that it has committed
+        clear_from = -1
+        for _, kind, place in sorted(events):
+            if kind == _READ:
+                client, start = rows.get(place, "client"), rows.get(place, "start")
+                floor = max(
+                    (one for member, one in floors.items() if member != client),
+                    key=lambda one: one.position,
+                    default=None,
+                )
+                begins = rows.get(place, "first") and not rows.get(place, "free")
+                if begins and floor is not None and start < floor.position:
+                    text = f"the position of {name}: a member began at {start}, after"
+                    text += f" {floor.position} was committed"
+                    excuse = budget.excuse(budget.of_readers, 0, floor.ended)
+                    lines = floor.line, rows.get(place, "line")
+                    self._facts.report.find_loss("positions", text, excuse, *lines)
+                continue
+            write = writes[place]
+            if write.back:
+                floors.clear()
+                clear_from = max(clear_from, write.ended)
+            elif kind == _ENDED and write.began >= clear_from:
+                known = floors.get(write.client)
+                if known is None or known.position < write.position:
+                    floors[write.client] = write
+
+    def _is_member(self, client: int) -> bool:
+        known = self._known.get(client)
+        return known is not None and known.shared
 
     def _deliver(self, progress: _Progress, row: int, queue: int) -> None:
         start, end = self._rows.get(row, "start"), self._rows.get(row, "end")
