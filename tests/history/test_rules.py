@@ -246,6 +246,25 @@ def test_an_answer_names_the_place_of_its_message(acks, level, broken) -> None:
     assert set(report.broken) == ({"level"} if broken else set())
 
 
+@pytest.mark.parametrize(
+    ("acks", "level", "broken"),
+    [(1, "SYNC_MEM(1)", False), (2, "SYNC_MEM(1)", True), (2, "SYNC_DISK(1)", True),
+     (2, "SYNC_MEM(2)", False), (2, "CLASSIC", False)],
+)  # fmt: skip
+def test_all_are_as_many_slaves_as_the_group_asks_for(acks, level, broken) -> None:
+    lines = [Send("p", 0, 1, "T", d(0), acks="all"), Ok("p", 0, 2, level, 0, 0, 0, 1)]
+    report = check([Header(nodes=3, acks=acks), *lines, read(0)])
+    assert set(report.broken) == ({"level"} if broken else set())
+
+
+@pytest.mark.parametrize("acks", [None, "1", "all"])
+def test_in_mode_dledger_a_majority_confirms_whatever_is_asked_for(acks) -> None:
+    for level, broken in (("QUORUM_MEM", set()), ("MASTER_MEM", {"level"}), ("CLASSIC", {"level"})):
+        lines = [Send("p", 0, 1, "T", d(0), acks=acks), Ok("p", 0, 2, level, 0, 0, 0, 1)]
+        report = check([Header(mode="dledger", nodes=3), *lines, read(0)])
+        assert set(report.broken) == broken, level
+
+
 def test_a_delayed_message_may_be_in_its_topic_once() -> None:
     send = Send("p", 1, 1, "T", d(1), indirect=True)
     ok = Ok("p", 1, 2, "SYNC_MEM(1)", 5000, 3, 17, 1)  # where it waits

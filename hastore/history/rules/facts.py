@@ -122,11 +122,20 @@ class Facts:
         level = self._parsed[event.level]
         if level is None:
             self.report.find("level", f"no reply has the level {event.level!r}", *lines)
-        elif sent.acks == "all" and level.name.startswith("MASTER"):
+        elif self.header.mode == "dledger" and level.copies:
+            text = f"in mode dledger a majority confirms whatever is asked for, the reply is {level}"
+            self.report.find("level", text, *lines)
+        elif sent.acks == "all" and self._is_below_all(level):
             self.report.find("level", f"acks all was asked for, the reply is {level}", *lines)
         elif sent.sync_flush and not level.on_disk:
             self.report.find("level", f"a sync was asked for, the reply is {level}", *lines)
         return event.level
+
+    def _is_below_all(self, level: Level) -> bool:
+        """Whether fewer nodes than all that the group asks for have confirmed."""
+        if self.header.mode == "sync" and level.name.startswith("SYNC"):
+            return level.copies <= self.header.acks
+        return level.name.startswith("MASTER")
 
     def level_of(self, row: int) -> Level:
         """Return the level that a reply stated; one that was found wrong counts as the lowest."""
