@@ -99,6 +99,7 @@ def record_event(offset: int, size: int, record: Record) -> e.Record:
         body = decompress(record.body, record.sys_flag, f"the record at {offset}")
     except (CorruptRecordError, UsageError):  # as the recorder of a reader does
         body = record.body
+    text = None if key is None else key.decode("utf-8", "surrogateescape")
     producer = producer_of(record.properties)
     return e.Record(
         offset,
@@ -106,7 +107,7 @@ def record_event(offset: int, size: int, record: Record) -> e.Record:
         record.topic,
         record.queue_id,
         record.queue_offset,
-        e.digest_of(record.topic, None if key is None else key.decode("utf-8", "replace"), body),
+        e.digest_of(record.topic, text, body),
         None if producer is None else producer[0].decode("utf-8", "replace"),
         None if producer is None else producer[1],
         f"{record.store_host}",

@@ -153,7 +153,7 @@ class Recorder:
 
 def _as_text(key: str | bytes | bytearray | None) -> str | None:
     """Return a key as messages have it, and the records of a log."""
-    return key if key is None or isinstance(key, str) else key.decode("utf-8", "replace")
+    return key if key is None or isinstance(key, str) else key.decode("utf-8", "surrogateescape")
 
 
 def _check_client(client: Any) -> None:

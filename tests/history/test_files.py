@@ -9,10 +9,10 @@ import pytest
 
 from hastore.errors import CorruptRecordError, UsageError
 from hastore.history import Recorder, check
-from hastore.history.files import Lines, records_of
+from hastore.history.files import Lines, record_event, records_of
 from hastore.history.rules import events as e
 from hastore.history.rules.findings import PROMISES
-from hastore.record.codec import build_record
+from hastore.record.codec import build_record, decode_record
 from tests.cli.kit import ROOT, hastore
 from tests.history.healthy import healthy
 from tests.store.kit import BORN, opened, put
@@ -152,6 +152,26 @@ def test_the_log_of_a_store_is_compared(recorded: tuple[pathlib.Path, pathlib.Pa
     log, first, *_ = records_of(store, {"orders"})
     assert isinstance(log, e.Log) and isinstance(first, e.Record)
     assert (log.begin, first.offset, first.producer, first.sequence) == (0, 0, "p", 0)
+
+
+def test_what_nobody_sent_is_found_in_each_topic_that_the_history_names(
+    recorded: tuple[pathlib.Path, pathlib.Path],
+) -> None:
+    """Also in one without a send: there is a message of another topic in the store."""
+    store, history = recorded
+    lines = history.read_bytes().splitlines(keepends=True)
+    lines[0] = e.encode(e.Header(topics=["orders", "others"]))
+    history.write_bytes(b"".join(lines))
+    assert check([history], store=store).broken == {"phantom": 1}
+
+
+def test_a_key_that_is_no_utf_8_is_the_same_in_the_store_as_in_the_history() -> None:
+    """As of a message of another client that a producer sends again."""
+    key = b"k\xff".decode("utf-8", "surrogateescape")
+    raw = build_record("orders", b"x", queue_id=0, properties=[("KEYS", key)],
+                       born_timestamp_ms=1, born_host=BORN)  # fmt: skip
+    event = record_event(0, len(raw), decode_record(raw))
+    assert event.digest == e.digest_of("orders", key, b"x")
 
 
 def test_a_range_alone_is_compared_with_the_store(

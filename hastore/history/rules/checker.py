@@ -80,7 +80,8 @@ class Checker:
     @property
     def topics(self) -> set[str]:
         """The topics of the events so far; records of others say nothing about them."""
-        return {topic for topic, _ in self._facts.queues} | self._facts.sent_topics
+        named = self._facts.header.topics or ()
+        return {topic for topic, _ in self._facts.queues} | self._facts.sent_topics | {*named}
 
     def begin(self, header: e.Header) -> None:
         """Begin with the events of a recorder; the headers of all must say the same."""
