@@ -7,6 +7,7 @@ server that has imported hastore already, so a group begins in a fraction of a s
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -16,7 +17,6 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -141,7 +141,7 @@ class Node:
             with _DIRECT.open(f"http://{self.http}/status", timeout=5) as answer:
                 found: dict[str, Any] = json.loads(answer.read())
                 return found
-        except (OSError, urllib.error.URLError, ValueError):
+        except (OSError, http.client.HTTPException, ValueError):  # it may end in its answer
             return None
 
     def _running(self) -> warm.WarmProcess:
@@ -423,7 +423,11 @@ def _is_master(node: Node) -> bool:
 
 
 def _is_stopped(task: pathlib.Path) -> bool:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    try:
+        state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # the thread has just ended
+        return True
+    return state == "T"
 
 
 def _wait(look: Callable[[], _T | None], what: str) -> _T:
@@ -441,20 +445,24 @@ def _wait(look: Callable[[], _T | None], what: str) -> _T:
 class Ports:
     """Free ports of loopback, reserved until closed, or until this object is gone.
 
-    They are below the kernel's range of ephemeral ports, so that no outgoing connection takes one
-    while its node is down. A socket that is bound but does not listen holds each of them.
+    They are below the kernel's range of ephemeral ports, if there is room, so that no outgoing
+    connection takes one while its node is down. A socket that is bound but does not listen holds
+    each of them.
     """
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
         weakref.finalize(self, _close_all, self._held)
-        self._below = min(int(pathlib.Path(_RANGE).read_text().split()[0]), 60_000)
+        below = int(pathlib.Path(_RANGE).read_text().split()[0])
+        self._low = 10_000 if below > 12_000 else 1_025
+        if below < self._low + 1_000:  # as on hosts for many connections: 1024 to 65535
+            self._low, below = 10_000, 60_000
+        self._below = min(below, 60_000)
 
     def take(self, *beside: int) -> int:
         """Reserve and return one more port; reserve those at the distances `beside` from it too."""
-        low = 10_000 if self._below > 12_000 else 1_025
         for _ in range(1_000):
-            port = random.SystemRandom().randrange(low, self._below)
+            port = random.SystemRandom().randrange(self._low, self._below)
             taken: list[socket.socket] = []
             try:
                 for distance in (0, *beside):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from typing import Any
 
 import pytest
 
@@ -19,7 +23,7 @@ from hastore.client.messages import Message
 from hastore.config.file import edit_role, load_config
 from hastore.config.model import Role
 from hastore.errors import ConfigError, DurabilityError, HastoreError, UsageError
-from hastore.testing import Group, group
+from hastore.testing import Group, group, groups
 
 ROOT = pathlib.Path(hastore.__file__).parents[1]
 
@@ -194,6 +198,48 @@ def test_ports_that_are_taken_are_named(tmp_path: pathlib.Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} .*--port"):
             Group(tmp_path, first_port=port)
+
+
+@pytest.mark.parametrize("kernels", ["1024\t65535", "32768\t60999", "9000\t65535", "1500\t60000"])
+def test_there_are_ports_whatever_the_kernel_takes_for_outgoing_connections(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """Hosts for many connections take nearly all: a group ended with a ValueError there."""
+    (tmp_path / "range").write_text(f"{kernels}\n")
+    monkeypatch.setattr(groups, "_RANGE", str(tmp_path / "range"))
+    with contextlib.closing(groups.Ports()) as ports:
+        assert all(1_024 < ports.take() < 60_000 for _ in range(9))
+
+
+def test_a_thread_that_ends_while_its_node_is_paused_runs_no_more() -> None:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    task = pathlib.Path(f"/proc/self/task/{thread.native_id}")
+    while task.exists():
+        time.sleep(0.001)
+    assert groups._is_stopped(task)
+
+
+def test_a_node_that_ends_within_its_answer_has_no_status(tmp_path: pathlib.Path) -> None:
+    """As one that is killed while `wait_in_sync` asks it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            asking, _ = server.accept()
+            with asking:
+                asking.recv(65_536)
+                asking.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n{")
+
+        threading.Thread(target=answer, daemon=True).start()
+        places = {"api": "tcp://127.0.0.1:1", "ha": "127.0.0.1:1"}
+        places["http"] = f"127.0.0.1:{server.getsockname()[1]}"
+        node: Any = groups.Node(1, tmp_path, {"nodes": {1: places}, "store": {"root": "s"}})
+        node._process = subprocess.Popen(["sleep", "60"])
+        try:
+            assert node.status() is None
+        finally:
+            node.kill()
 
 
 def test_pytest_gives_a_test_a_pair(tmp_path: pathlib.Path) -> None:
