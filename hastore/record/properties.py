@@ -210,7 +210,8 @@ def without_properties(properties: bytes, names: Collection[bytes]) -> bytes:
     return b"\x02".join([one for one in pieces if one.partition(b"\x01")[0] not in names])
 
 
-_CRC = b"__CRC32#"  # of brokers with `enabledAppendPropCRC`, over all of a record
+PROPERTIES_CRC = "__CRC32#"  # of brokers with `enabledAppendPropCRC`, over all of a record
+_CRC = PROPERTIES_CRC.encode()
 
 
 def without_crc(properties: bytes) -> bytes:

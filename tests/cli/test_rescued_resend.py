@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from hastore.cli.message_text import parse_json
 from hastore.cli.rescued import is_removed
 from hastore.cli.resending import RESCUED_FROM, Rescued, names_of, read_archive
 from hastore.record.codec import build_record
@@ -51,6 +52,15 @@ def test_the_names_of_a_message():
     bare = one._replace(properties={"KEYS": "k", "TAGS": "g"})
     assert bare.own_name == "at t 5 4711"
     assert (bare.options["key"], bare.options["tags"]) == ("k", "g")
+
+
+def test_a_crc_over_another_record_is_not_sent_again():
+    """Of a broker with enabledAppendPropCRC, which takes a record with a wrong one for damaged."""
+    properties = {"__CRC32#": "123", "n": "1"}
+    one = Rescued(4711, "t", 0, 5, b"", properties, None)
+    assert one.options["properties"] == {"n": "1", RESCUED_FROM: "at t 5 4711"}
+    line = json.dumps({"body": "x", "properties": properties}).encode()
+    assert parse_json(line, keep_queues=False).options["properties"] == {"n": "1"}
 
 
 def test_an_archive_is_read_with_its_bodies(tmp_path):

@@ -47,7 +47,7 @@ from hastore.record.layout import (
     V1_MAX_TOPIC_BYTES,
     header_struct,
 )
-from hastore.record.properties import check_topic, encode_properties
+from hastore.record.properties import PROPERTIES_CRC, check_topic, encode_properties
 
 MAX_DELAY_LEVEL = MAX_LEVELS
 _TOPICS_KEPT = 1_024
@@ -404,7 +404,7 @@ def pairs_of(
 
 def plain_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return a received message's properties without its key, its tags, and what `send` refuses."""
-    left_out = {"KEYS", "TAGS", *_RESERVED, *_REFUSED}
+    left_out = {"KEYS", "TAGS", PROPERTIES_CRC, *_RESERVED, *_REFUSED}
     return {name: value for name, value in properties.items() if name not in left_out}
 
 
