@@ -636,7 +636,9 @@ class Joined(_Message, frozen=True, tag="join."):
     `generation` is another one after each change of `members`, at this node. `topics` has the
     number of queues that the members share of each topic, 0 if nobody may read it; the group's
     retries are among them, if there are any. `missing` are those that do not exist yet, `forbidden`
-    those that the identity may not consume: they are not in `topics`.
+    those that the identity may not consume: they are not in `topics`. `refused` says why the group
+    may not consume at all; all numbers in `topics` are 0 then. `more` are queues that are this
+    member's beside its shares: they fall to members that do not read the topic.
     """
 
     rid: int
@@ -646,6 +648,8 @@ class Joined(_Message, frozen=True, tag="join."):
     missing: list[str] = []
     session_ms: int = 60_000
     forbidden: list[str] = []
+    refused: str | None = None
+    more: dict[str, list[int]] = {}
 
 
 class Left(_Message, frozen=True, tag="leave."):

@@ -13,6 +13,7 @@ import pytest
 
 import hastore
 from hastore import aio
+from hastore.client.consumer import sharing
 from hastore.client.consumer.shared_consumer import SharedConsumer
 from hastore.client.messages import Message
 from hastore.config.model import Role
@@ -143,6 +144,45 @@ def test_the_settings_of_the_group_may_allow_no_retries(node: Node | DLedgerNode
             admin.set_topic("%RETRY%g", attributes={ATTRIBUTE: settings})
         with pytest.raises(MessageIllegalError, match="say that it has no retries"):
             consumer.send_back(message)
+
+
+def test_a_group_that_may_not_consume_gets_no_queues(
+    node: Node | DLedgerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ's setting consumeEnable; no queue is lost with what was read there."""
+    monkeypatch.setattr(sharing, "JOIN_MS", 50.0)
+    told: list[str] = []
+
+    class Listener(hastore.RebalanceListener):
+        def on_revoked(self, queues: list[hastore.TopicQueue]) -> None:
+            told.append("revoked")
+            consumer.commit()
+
+        def on_fenced(self, queues: list[hastore.TopicQueue]) -> None:
+            told.append("fenced")
+
+    def allow(*, allowed: bool) -> None:
+        text = f'{{"groupName":"g","consumeEnable":{str(allowed).lower()}}}'
+        with hastore.Admin(node.api.endpoint) as admin:
+            admin.set_topic("%RETRY%g", attributes={ATTRIBUTE: text})
+
+    with (
+        hastore.Producer(node.api.endpoint) as producer,
+        hastore.SharedConsumer(
+            "orders", node.api.endpoint, group="g", listener=Listener()
+        ) as consumer,
+    ):
+        producer.send_sync("orders", b"first", queue=0)
+        assert one_of(consumer).body == b"first"
+        allow(allowed=False)
+        while consumer.assignment:
+            assert consumer.poll(timeout_s=0.05) == []
+        producer.send_sync("orders", b"second", queue=0)
+        for _ in range(3):  # joins
+            assert consumer.poll(timeout_s=0.1) == [] and not consumer.assignment
+        allow(allowed=True)
+        assert one_of(consumer).body == b"second"
+        assert told == ["revoked"]
 
 
 @pytest.mark.parametrize("group", ["my.group", "g" * 249])

@@ -62,7 +62,7 @@ from hastore.clock import Clock
 from hastore.errors import FencedError, HastoreError, OutcomeUnknown, UsageError
 from hastore.heap import keep_freed
 from hastore.protocol import api
-from hastore.record.delays import MAX_LEVELS
+from hastore.record.delays import MAX_LEVELS, RETRY_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +268,8 @@ class SharedCore(Core):
         """Return the group's committed positions in all topics that it reads."""
         deadline = self.requester.deadline(self.timeout_s)
         joined = self.sharing.joined
-        topics = set(self.wanted.names) if joined is None else set(joined.topics)
+        retries = RETRY_PREFIX + self.group
+        topics = {*self.wanted.names, retries} if joined is None else set(joined.topics)
         if self.wanted.has_patterns:  # the membership may not know yet what they match
             reply = yield from self._ask_master(api.AskConfigs, deadline)
             configs = expect(api.Configs, reply).topics
@@ -276,6 +277,9 @@ class SharedCore(Core):
         found = {}
         for topic in sorted(topics):
             reply = yield from self._ask_master(_fetch(self.group, topic), deadline)
+            if topic == retries and isinstance(reply, api.Failed):
+                if reply.status == api.Status.FORBIDDEN:  # nor does this member read them
+                    continue
             for queue, place in expect(api.Positions, reply).positions.items():
                 found[TopicQueue(topic, queue)] = place
         return found

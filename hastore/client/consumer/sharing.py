@@ -10,10 +10,8 @@ clock. The lease counts from when the request was sent, so it ends before the lo
 here waits: `advance` sends what is due, `on_arrival` takes what comes, and `take_event` says what
 the listener must be told.
 
-Which queues are a member's (`share_of`) is the rule of RocketMQ's consumers, their
-AllocateMessageQueueAveragely: every member sorts the members' ids and takes the part of the queues
-that is its own. Members that know the same ids and the same number of queues thus agree without a
-word, whatever client they are.
+Which queues are a member's follows from all members' ids (protocol/allocation.py). What falls to a
+member that does not read the topic the master gives to others: `more` of its answer.
 """
 
 from __future__ import annotations
@@ -26,11 +24,13 @@ from typing import NamedTuple
 from hastore.client.connections.requester import FOR_NOW, Requester, error_of
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.beginnings import Beginnings
+from hastore.client.consumer.retry_watch import RetryWatch
 from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
 from hastore.client.consumer.subscription import TopicQueue, Wanted
 from hastore.clock import Clock
 from hastore.errors import ClientError, ForbiddenError
 from hastore.protocol import api
+from hastore.protocol.allocation import in_order, share_of
 from hastore.record.delays import RETRY_PREFIX
 from hastore.record.message_filter import TAGS
 
@@ -112,6 +112,7 @@ class Sharing:
         self._token = token
         self._begin = begin
         self._beginnings = beginnings
+        self._retries = RetryWatch(requester, group)
         self._nodes: dict[str, _Node] = {}
         self._topics = set(wanted.names)  # patterns add to them
         self._list_rid: int | None = None
@@ -121,6 +122,7 @@ class Sharing:
         self.joined: api.Joined | None = None  # the master's answer
         self._mine: set[TopicQueue] = set()  # by that answer
         self._missing_told: set[str] = set()
+        self._refused: str | None = None  # why the group may not consume, as it was told last
         self._is_closing = False
         self._taking: _Asked | None = None
         self._next_take_ms = 0.0
@@ -193,6 +195,7 @@ class Sharing:
         self._forget_taking()
         self._renewing = self._unlocking = None
         self._list_rid = None
+        self._retries.recover()
         if self._beginnings is not None:
             self._beginnings.recover()
         for node in self._nodes.values():
@@ -222,6 +225,7 @@ class Sharing:
     def revoke_all(self) -> list[TopicQueue]:
         """Want no queue any more; return those that the member has."""
         self._is_closing = True
+        self._retries.is_wanted = False
         self._mine = set()
         self._events.clear()
         self._forget_taking()
@@ -251,6 +255,7 @@ class Sharing:
                 self._unlock(now, self._master)
                 self._renew(now, self._master)
                 self._take(now, self._master)
+                self._by(self._retries.look(self._master, now))
         return max(0.0, self._next_ms - now)
 
     def _by(self, when_ms: float) -> None:
@@ -345,8 +350,23 @@ class Sharing:
                     "group %s: topic %s does not exist yet; it is read once it does",
                     self._group, topic,
                 )  # fmt: skip
+        retries = self._retries.topic
+        if retries in joined.forbidden and retries not in self._missing_told:
+            self._missing_told.add(retries)
+            log.warning(
+                "group %s: this client's identity has no right to read %s: what is sent back in the"
+                " group, and falls to it, waits for a member of hastore's that has; whoever keeps"
+                " the nodes' file of identities can add the group to its `groups`",
+                self._group, retries,
+            )  # fmt: skip
+        if joined.refused != self._refused:
+            self._refused = joined.refused
+            if joined.refused is None:
+                log.warning("group %s may consume again", self._group)
+            else:
+                log.warning("group %s may not consume: %s", self._group, joined.refused)
         self.joined = joined
-        if self._beginnings is not None:
+        if self._beginnings is not None and joined.refused is None:  # else all numbers are 0
             self._beginnings.joined(joined)
         self._share_out(joined)
 
@@ -355,10 +375,12 @@ class Sharing:
         if self._is_closing:
             return
         members = in_order(joined.members)
+        is_there = self._retries.topic in joined.topics
+        self._retries.is_wanted = not is_there and bool(share_of(1, members, self.member))
         mine = {
             TopicQueue(topic, queue)
             for topic, count in joined.topics.items()
-            for queue in share_of(count, members, self.member)
+            for queue in (*share_of(count, members, self.member), *joined.more.get(topic, ()))
         }
         if mine != self._mine:
             self._mine = mine
@@ -485,6 +507,8 @@ class Sharing:
             if isinstance(reply, api.Failed) and reply.status in FOR_NOW:
                 self._is_refused(reply)
             return
+        if self._retries.take(arrival, self._clock.monotonic_ms()):
+            self._node(address).next_ms = self._next_ms = 0.0
         if reply is None:
             self._connection(arrival)
         elif isinstance(reply, api.Notice):
@@ -617,21 +641,3 @@ def first_names(queues: list[TopicQueue]) -> str:
     """Return the first of these queues for a text."""
     more = f" and {len(queues) - NAMED} more" if len(queues) > NAMED else ""
     return ", ".join(f"queue {one.queue_id} of {one.topic}" for one in queues[:NAMED]) + more
-
-
-def in_order(members: Iterable[str]) -> list[str]:
-    """Return ids as Java sorts strings: by their UTF-16 code units."""
-    return sorted(set(members), key=lambda one: one.encode("utf-16-be", "surrogatepass"))
-
-
-def share_of(queues: int, members: list[str], member: str) -> range:
-    """Return the queues of a topic that a member reads; `members` are `in_order`.
-
-    The first members have one queue more than the others, if the number does not divide evenly.
-    """
-    if member not in members:
-        return range(0)
-    place, count = members.index(member), len(members)
-    least, more = divmod(queues, count)
-    begin = place * least + min(place, more)
-    return range(begin, begin + least + (place < more))

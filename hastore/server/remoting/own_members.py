@@ -23,6 +23,7 @@ from itertools import islice
 import msgspec
 
 from hastore.protocol import api
+from hastore.protocol.allocation import in_order, share_of
 from hastore.protocol.remoting import VERSION, Answer, Code, Frame
 from hastore.server.api.access import may_read
 from hastore.server.api.connections import Connection
@@ -35,6 +36,7 @@ from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import READ, RETRY, TopicView
 
 SESSION_MS = 60_000.0  # without a Join
+LEFT_MAX = 20_000  # members times topics; of more it is not looked who does not read what
 MEMBERS_MAX = 50_000  # whose last commits are known
 OWN = "hastore"  # what AskMembers says of hastore's own members
 _LANGUAGE = "PYTHON"
@@ -95,8 +97,12 @@ class OwnMembers:
         positions: GroupPositions,
         topics: TopicView,
         retries: Retries,
+        refusal: Callable[[str], str | None] = lambda _group: None,
     ) -> None:
-        """Prepare, and serve the door's members from now on."""
+        """Prepare, and serve the door's members from now on.
+
+        `refusal`: why the settings of a group do not let it consume; None if they do.
+        """
         self._door = door
         self._parts = door.parts
         self._groups = groups
@@ -104,6 +110,7 @@ class OwnMembers:
         self._positions = positions
         self._topics = topics
         self._retries = retries
+        self._refusal = refusal
         self._own: dict[Connection, _Own] = {}
         # The request number of each member's last commit: one that comes later, from a connection
         # that was cut off for a while, must not move the group back.
@@ -224,13 +231,62 @@ class OwnMembers:
         shape = self._topics.find(retries)
         if shape is not None and (identity is None or may_read(identity, retries)):
             counts[retries] = shape.read if shape.perm & READ else 0
+        elif shape is not None:
+            forbidden.append(retries)
+        refused = None
+        if self._refusal(request.group) is not None:
+            # Its members give their queues back, and commit before that.
+            counts = dict.fromkeys(counts, 0)
+            refused = "consumeEnable of its settings is false; until it is true nobody gets queues"
         members = self._groups.members
         ids = sorted(more.union(members.client_ids(request.group)))
         joined = api.Joined(
             request.rid, members.generation(request.group), ids, counts, missing, int(SESSION_MS),
-            forbidden,
+            forbidden, refused, self._left_to(request, ids, counts),
         )  # fmt: skip
         self._parts.replies.send(connection, joined)
+
+    def _left_to(
+        self, request: api.Join, ids: list[str], counts: dict[str, int]
+    ) -> dict[str, list[int]]:
+        """Return queues that are this member's, since they fall to those that do not read them.
+
+        RocketMQ's consumers count every member in the shares of every topic, and so must all
+        others. What falls to a member that reads other topics, or has no right, would be read by
+        nobody: hastore's members that read the topic share it. Of a member that this node has not
+        heard nothing is known: it counts as one that reads.
+        """
+        group, known = request.group, self._groups.members.subscriptions(request.group)
+        members = self._groups.members.consumers(group)
+        if len(members) * len(counts) > LEFT_MAX:
+            return {}
+        retries = RETRY + group
+        topics = len(known) - (retries in known)
+        idle: dict[str, set[str]] = {}  # by member what it does not read
+        for one in members:
+            said = one.consumers[group].subscriptions
+            own = one.key in self._own
+            lacks: set[str] = set()
+            if (own and len(said) != topics) or (not own and said):
+                lacks = counts.keys() - {retries} - {each.topic for each in said}
+            if own and retries in counts and not _may_read(one.key, retries):
+                lacks.add(retries)
+            idle[one.client_id] = idle.get(one.client_id, lacks) & lacks  # of all its connections
+        found = {}
+        order = in_order(ids)
+        for topic in set[str]().union(*idle.values()):
+            left = [
+                queue for one, lacks in idle.items() if topic in lacks
+                for queue in share_of(counts[topic], order, one)
+            ]  # fmt: skip
+            heirs = in_order(
+                one.client_id for one in members
+                if one.key in self._own and topic not in idle[one.client_id]
+            )
+            mine = share_of(len(left), heirs, request.member)
+            if mine:
+                found[topic] = sorted(left)[mine.start : mine.stop]
+        return found
 
     def _leave(self, connection: Connection, request: api.Leave) -> None:
         own = self._own.get(connection)
@@ -424,6 +480,10 @@ class OwnMembers:
             self._committed.popitem(last=False)
         self._positions.supersede(commit.group, commit.topic, commit.positions)
         return None
+
+
+def _may_read(connection: Connection, topic: str) -> bool:
+    return connection.proof is None or may_read(connection.proof.identity, topic)
 
 
 def _heartbeat(request: api.Join, wanted: list[api.Subscription]) -> bytes:

@@ -130,12 +130,12 @@ class RemotingPull(OwnPull):
     """A pull of a RocketMQ client, by the table above."""
 
     __slots__ = (
-        *("backend", "codes", "log_end", "looked", "max_bytes", "max_messages", "offset"),
+        *("backend", "codes", "group", "log_end", "looked", "max_bytes", "max_messages", "offset"),
         *("on_answer", "request", "sql", "sys_flag"),
     )
 
     def __init__(
-        self, backend: ApiBackend, request: RemotingRequest, topic: str, queue_id: int,
+        self, backend: ApiBackend, request: RemotingRequest, group: str, topic: str, queue_id: int,
         offset: int, wait_ms: int, max_messages: int, max_bytes: int,
         wanted: Wanted, sys_flag: int,
         on_answer: Callable[[RemotingPull, Answered | Failed], None],
@@ -144,6 +144,7 @@ class RemotingPull(OwnPull):
         super().__init__(topic, queue_id, Position(offset), wait_ms)
         self.backend = backend
         self.request = request
+        self.group = group
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.offset = offset
@@ -348,9 +349,9 @@ class Reads:
             )
         wanted = self._wanted(group, topic, flags, fields)
         pull = RemotingPull(
-            self._backend, request, topic, queue_id, offset, min(max(wait_ms, 0), MAX_WAIT_MS),
-            min(max(most, 1), MAX_MESSAGES), min(max(most_bytes, 1), MAX_BYTES), wanted,
-            shape.sys_flag, self._answer_pull,
+            self._backend, request, group, topic, queue_id, offset,
+            min(max(wait_ms, 0), MAX_WAIT_MS), min(max(most, 1), MAX_MESSAGES),
+            min(max(most_bytes, 1), MAX_BYTES), wanted, shape.sys_flag, self._answer_pull,
         )  # fmt: skip
         if flags & COMMITS:
             place = number(fields, "commitOffset", -1, _LONG_MAX)
@@ -426,6 +427,10 @@ class Reads:
                 _refuse(pull.request, reply)
             return
         if reply.messages:
+            refusal = self._hooks.refusal(pull.group)  # since it has begun to wait
+            if refusal is not None:
+                pull.request.answer(Answer.NO_PERMISSION, remark=refusal)
+                return
             self.sent_records += reply.messages
             self._parts.pulls.counts.sent.add(pull.topic, reply.messages, len(reply.records))
         suggested = reply.suggested

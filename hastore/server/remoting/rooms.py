@@ -80,7 +80,7 @@ def make_door(
     door.join(SlaveRegistration(door, config).handlers())
     locks = LockRequests(door, positions, lambda one: 0 <= one[1] < topics.count_for_locks(one[0]))
     door.join(locks.handlers())
-    OwnMembers(door, groups, locks, positions, topics, retries)
+    OwnMembers(door, groups, locks, positions, topics, retries, settings.refusal)
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
     announce(Announced(door, config, topics, asked.with_groups, brokers))

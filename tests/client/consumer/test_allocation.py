@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from hastore.client.consumer.sharing import in_order, share_of
+from hastore.protocol.allocation import in_order, share_of
 
 TABLE = pathlib.Path(__file__).with_name("allocations.txt").read_text().splitlines()
 

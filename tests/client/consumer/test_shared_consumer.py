@@ -16,7 +16,7 @@ import pytest
 from hastore import Admin, Consumer, Producer, RebalanceListener, SharedConsumer, TopicQueue, aio
 from hastore.client.consumer import sharing
 from hastore.client.consumer.positions_client import Positions
-from hastore.client.messages import Position
+from hastore.client.messages import Message, Position
 from hastore.errors import (
     ClientError,
     FencedError,
@@ -1279,6 +1279,54 @@ def test_a_queue_that_is_not_its_own_is_refused(member: Callable[..., SharedCons
     for given in (3, "t", b"t"):
         with pytest.raises(UsageError, match="queues: expected TopicQueues"):
             one.pause(given)  # type: ignore[arg-type]
+
+
+def test_members_that_read_other_topics_leave_no_queue_unread(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """As in a group whose members are upgraded one by one, to a version that reads one topic more.
+
+    By RocketMQ's rule each member counts in the shares of each topic.
+    """
+    fill(shared, 40)
+    fill(shared, 40, topic="u")
+    old, new = member("t"), member(["t", "u"])
+    found: list[bytes] = []
+    while len(found) < 80:
+        for one in (old, new):
+            found += [message.body for message in one.poll(timeout_s=0.01)]
+            one.commit()
+    assert len(set(found)) == 80
+    assert len(new.assignment) == 6 and {queue.topic for queue in old.assignment} == {"t"}
+
+
+def test_the_first_retry_comes_at_once(
+    shared: SharedNode, member: Callable[..., SharedConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its topic is not there when the members join, and they do not join again by themselves."""
+    monkeypatch.setattr(sharing, "JOIN_MS", 1e9)
+    fill(shared, 40)
+    both = member(), member()
+    settle(*both, sizes=[2, 2])
+    fill(shared, 1, topic="%RETRY%g")
+    found: list[Message] = []
+
+    def has_come() -> bool:
+        for one in both:
+            found.extend(one.poll(timeout_s=0.01))
+        return any(message.topic == "%RETRY%g" for message in found)
+
+    wait_until(has_come, LIMIT_S, "the retry")
+
+
+def test_committed_has_the_positions_of_the_retries_before_the_first_poll(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 1)
+    fill(shared, 1, topic="%RETRY%g")
+    with Positions([shared.address]) as positions:
+        positions.commit("g", "%RETRY%g", {0: 1})
+    assert member().committed() == {TopicQueue("%RETRY%g", 0): Position(1)}
 
 
 def test_a_second_member_of_the_same_id_is_refused(shared: SharedNode) -> None:

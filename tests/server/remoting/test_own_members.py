@@ -17,6 +17,7 @@ from hastore.errors import ClientError, ForbiddenError, ProtocolError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.protocol.remoting import Answer, Code
+from hastore.security.identity import Identity
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GAP_MS, GroupRequests
 from hastore.server.remoting.lock_requests import LockRequests
@@ -262,6 +263,41 @@ def test_the_topics_of_a_join(node: Node) -> None:
     assert (joined.topics, joined.missing) == ({"T": 4, "new": 4}, ["new"])
     node.backend.store.put_encoded([record("%RETRY%G", queue=0)])
     assert own.join("T").topics == {"T": 4, "%RETRY%G": 1}
+
+
+def test_what_falls_to_a_member_that_reads_other_topics_is_another_s(node: Node) -> None:
+    """RocketMQ's consumers count every member in the shares of every topic."""
+    node.java("b-java")  # reads T
+    one, two, three = node.own("a"), node.own("c"), node.own("d")
+    assert one.join("T", "U").more == {"U": [2, 3]}
+    two.join("T", "U")
+    three.join("U")
+    assert one.join("T", "U").more == {"T": [3], "U": [1]}
+    assert two.join("T", "U").more == three.join("U").more == {}
+    node.close(one)
+    assert two.join("T", "U").more == {"T": [3], "U": [0]}
+    assert three.join("U").more == {"U": [1]}
+    node.close(three)
+    assert two.join("T", "U").more == {"U": [0, 1]}
+    two.join("T")
+    assert two.join("T").more == {}, "RocketMQ's consumers cannot be told"
+
+
+def test_retries_that_fall_to_a_member_without_the_right_are_another_s(node: Node) -> None:
+    def may(own: Own, **rights: Any) -> Own:
+        own.proof = SimpleNamespace(identity=Identity(own.name, consume=("T",), **rights))
+        return own
+
+    node.backend.store.put_encoded([record("%RETRY%G", queue=0)])
+    outsider, other, strict = may(node.own("a")), may(node.own("b")), node.own("c")
+    may(strict, groups=("G",))
+    joined = outsider.join()
+    assert (joined.topics, joined.forbidden, joined.more) == ({"T": 4}, ["%RETRY%G"], {})
+    other.join()
+    joined = strict.join()
+    assert joined.topics == {"T": 4, "%RETRY%G": 1} and joined.forbidden == []
+    assert joined.more == {"%RETRY%G": [0]}
+    assert other.join().more == {}
 
 
 def test_a_lock_has_one_holder_of_both_kinds(node: Node) -> None:

@@ -575,6 +575,18 @@ def test_a_pull_brings_a_position_once(node: Node) -> None:
     assert len(node.commits) == 2
 
 
+def test_a_pull_that_waits_is_refused_once_its_group_may_not_consume(node: Node) -> None:
+    """As by RocketMQ's broker, which looks at everything anew when a message wakes a pull."""
+    node.put("")
+    opaque = node.send_pull(1, sysFlag=SUBSCRIBES | WAITS)
+    node.refusals["g"] = "group g is disabled"
+    node.put("")
+    refused = node.client.answer_of(opaque)
+    assert (refused.code, refused.remark) == (Answer.NO_PERMISSION, "group g is disabled")
+    del node.refusals["g"]
+    assert queue_offsets(node.pull(1)) == [1]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
