@@ -338,7 +338,7 @@ TABLE = (
         (
             *("protocol", "record.properties", "record.topic_records", "record.compression"),
             *("record.delays", "record.layout", "record.message_filter"),
-            *("fs", "config", "security", "backup", "repair"),
+            *("fs", "config", "security", "backup", "repair", "dead_letters"),
             *("registry.editing", "store.cuts", "store.offline", "store.state.entry_state"),
             *("store.state.limits", "store.state.marker_files"),
             *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),
@@ -370,6 +370,7 @@ MODULES = {
     "bounded_log": ("clock",),
     "addresses": ("errors",),
     "__init__": ("client",),  # the public names
+    "dead_letters": ("clock", "errors", "record", "client"),  # over the clients
     "__main__": ("cli.main",),
     "pytest_plugin": ("testing",),
     "otel": ("__init__", "aio", "client", "client.producer", "errors"),  # not imported by others

@@ -1,5 +1,6 @@
 """`hastore groups`: where consumer groups are, how far behind they are, and how to move them.
 
+What a group has given up is in dead_letters.py.
 `hastore groups delete` does what `mqadmin deleteSubGroup` does (code 207), with a look at the
 members before.
 """
@@ -26,6 +27,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completion import complete_groups, complete_topics
+from hastore.cli.dead_letters import dead_letters_command, resend_command
 from hastore.cli.own_node import need_replayed, wait_replayed, warn_unreplayed
 from hastore.cli.read import parse_moment
 from hastore.cli.remoting_link import RemotingLink
@@ -116,7 +118,7 @@ def _only_retries(found: Mapping[str, list[Place]], ranges: Ranges) -> list[str]
     return [group for group in groups if group not in found]
 
 
-@click.group("groups", short_help="Show and move consumer groups, and delete their settings.")
+@click.group("groups", short_help="Show and move consumer groups, send their dead letters again.")
 def groups_group() -> None:
     """Show consumer groups and how far behind they are, and move their positions.
 
@@ -536,3 +538,7 @@ def _confirm(group: str, topics: list[str]) -> None:
         raise UsageError("no answer; nothing was changed: give --yes") from end
     if not sure:
         raise HastoreError("nothing was changed")
+
+
+groups_group.add_command(dead_letters_command)
+groups_group.add_command(resend_command)

@@ -23,6 +23,7 @@ TRANSACTIONS = take(API, "import time\nfrom hastore import Decision")
 CONSUMER = take(API, 'from hastore import Consumer\n\nwith Consumer("orders"')
 SHARED = take(API, "from hastore import Consumer, RebalanceListener")
 SENT_BACK = take(API, "for message in consumer.poll():\n    try:")
+DEAD_LETTERS = take(API, "from hastore.dead_letters import")
 SECURITY = take(API, "from hastore import Producer, Security")
 ASYNCIO = take(API, "import asyncio")
 TRACES = take(API, "from hastore import Consumer, Producer\nfrom hastore.otel")
@@ -125,6 +126,17 @@ def test_what_cannot_be_handled_is_sent_back(pair: Group) -> None:
     with Consumer("SCHEDULE_TOPIC_XXXX", pair.bootstrap) as waiting:
         (copy,) = waiting.poll(timeout_s=60)
         assert copy.properties["REAL_TOPIC"] == "%RETRY%desk"
+
+
+def test_dead_letters(pair: Group, capsys: pytest.CaptureFixture[str]) -> None:
+    with Producer(pair.bootstrap) as producer:
+        place = {"RETRY_TOPIC": "orders"}
+        producer.send_sync("%DLQ%billing", b"x", key="k", queue=0, properties=place)
+    told = ""
+    while not told:  # until the node's replay has come to it
+        play(DEAD_LETTERS, pair, addresses=pair.bootstrap)
+        told = capsys.readouterr().out
+    assert told.startswith("k 0 SendResult(PUT_OK, 'orders', queue"), told
 
 
 def test_security(pair: Group, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from hastore import Admin, Consumer, Producer
 from hastore.client.consumer.shared_consumer import SharedConsumer
+from hastore.dead_letters import read_dead_letters, resend_dead_letters
 from hastore.errors import ClientError, ForbiddenError, ProtocolError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
@@ -514,6 +515,27 @@ def test_who_may_not_read_the_retries_sends_nothing_back(secured: Secured) -> No
                     consumer.send_back(found[0], dead_letter=True)
             assert (waits.queue_range("SCHEDULE_TOPIC_XXXX", 2) or (0, 0)) == (0, count)
         assert waits.queue_range("%DLQ%g", 0) == (0, 1)
+
+
+def test_who_may_send_dead_letters_again(secured: Secured) -> None:
+    shared: Any = SimpleNamespace()
+    nobody = secured.identity("nobody", consume='["a"]', produce='["a"]', groups='["g"]')
+    reader = secured.identity("reader", consume='["a", "%DLQ%g"]', groups='["g"]')
+    sender = secured.identity(
+        "sender", consume='["a", "%DLQ%g"]', produce='["a", "%DLQ%g"]', groups='["g"]'
+    )
+    with secured.server(make_door=lambda parts: fill(parts, shared)) as server:
+        with Producer([server.endpoint], security=sender) as producer:
+            producer.send_sync("%DLQ%g", b"poison", queue=0, properties={"RETRY_TOPIC": "a"})
+        with pytest.raises(ForbiddenError, match="no right to consume '%DLQ%g'"):
+            next(read_dead_letters("g", [server.endpoint], security=nobody))
+        letters = list(read_dead_letters("g", [server.endpoint], security=reader))
+        (done,) = resend_dead_letters(letters, [server.endpoint], security=reader)
+        assert isinstance(done.error, ForbiddenError) and "produce 'a'" in str(done.error)
+        (done,) = resend_dead_letters(letters, [server.endpoint], to="group", security=sender)
+        assert isinstance(done.error, ForbiddenError) and "produce '%RETRY%g'" in str(done.error)
+        (done,) = resend_dead_letters(letters, [server.endpoint], security=sender)
+        assert done.result is not None and done.result.topic == "a"
 
 
 def test_a_node_without_a_door_shares_nothing(secured: Secured) -> None:
