@@ -151,7 +151,9 @@ def compact_with(
         with target_of(target, "compact") as opened:
             options = _take_over(opened.path, opened.state, topic, options)
             published = _publish(watch.start, opened, options, progress)  # of a run that died
-            found = unread(backend, strategy, opened.state, fail_on_data_loss=fail)
+            found = unread(
+                backend, strategy, opened.state, fail_on_data_loss=fail, patience=parsed.patience
+            )
             progress.keep(f"{opened.path} is as it was before")
             if found.ranges or found.lost or not opened.number:
                 if not opened.in_place:

@@ -232,7 +232,11 @@ def export_with(
         select(parsed.strategy, backend)
         with _target(target, options) as opened:
             positions, topics, ranges, lost = unread(
-                backend, parsed.strategy, opened.state, fail_on_data_loss=options.fail_on_data_loss
+                backend,
+                parsed.strategy,
+                opened.state,
+                fail_on_data_loss=options.fail_on_data_loss,
+                patience=parsed.patience,
             )
             progress.keep(f"nothing new was exported to {opened.path}")
             options, taken = take_over(opened.path, opened.state, options)

@@ -6,6 +6,7 @@ nothing before it was cut, because a cut removes the end of the log. RocketMQ's 
 epochs, so the marks are fields of the record itself.
 """
 
+import logging
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -17,11 +18,12 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange
-from hastore.spark.options.source_options import Strategy
+from hastore.spark.options.source_options import DEFAULT_PATIENCE, Patience, Strategy
 from hastore.spark.read.backend import Backend, spans_of
 from hastore.spark.read.clusters import is_of_cluster, number_in
-from hastore.spark.read.planning import select
+from hastore.spark.read.planning import AbsentNodes, select
 
+log = logging.getLogger(__name__)
 _ALL_QUEUES = "all_queues"  # of a commit's state: the topics whose queues all have a position
 MARK_COLUMNS = (Column.PHYSICAL_OFFSET, Column.SIZE, Column.BODY_CRC, Column.TIMESTAMP)
 
@@ -100,21 +102,34 @@ class Unread(NamedTuple):
 
 
 def unread(
-    backend: Backend, strategy: Strategy, state: Mapping[str, Any], *, fail_on_data_loss: bool
+    backend: Backend,
+    strategy: Strategy,
+    state: Mapping[str, Any],
+    *,
+    fail_on_data_loss: bool,
+    patience: Patience = DEFAULT_PATIENCE,
 ) -> Unread:
     """Return what is there of the topics, but not in a target, whose last commit has this state.
 
-    Call it with the target locked: another run may have read more since.
+    Call it with the target locked: another run may have read more since. Before messages count as
+    removed, nodes that are absent are waited for, as long as `patience` says for later answers.
 
     Raises PositionLostError if the log was cut after it was read, and, with `fail_on_data_loss`, if
     retention has removed messages that were never read. Raises UsageError if the positions are of a
     group alone and the queues of a whole cluster, or the other way.
     """
     committed = positions_from_json(state.get("positions", {}))
-    available = spans_of(backend.readable(select(strategy, backend)))
-    _check_numbers(backend, available, committed)
     topics = frozenset(state.get(_ALL_QUEUES, ()))
-    positions = _beginnings(backend, available, committed, topics) | committed
+    available, positions = _look(backend, strategy, committed, topics)
+
+    def removed() -> list[TopicPartition]:
+        nonlocal available, positions
+        available, positions = _look(backend, strategy, committed, topics)
+        return _removed(available, positions)
+
+    unheard = ""
+    if _removed(available, positions):
+        unheard = AbsentNodes(backend, patience).wait(removed)
     ranges, lost = {}, []
     for key in sorted(available):
         there, start = available[key], positions[key].next
@@ -122,18 +137,38 @@ def unread(
             check_read_position(backend, key, committed[key], there)
         if start < there.start:
             lost.append(Lost(key, there.start - start))
+            new = "" if key in committed else ", which is new since the last run,"
+            text = (
+                f"the messages [{start}, {there.start}) of {key}{new} at {backend.where} were "
+                f"removed before they were read{unheard}"
+            )
             if fail_on_data_loss:
-                new = "" if key in committed else ", which is new since the last run,"
-                raise PositionLostError(
-                    f"the messages [{start}, {there.start}) of {key}{new} at {backend.where} were "
-                    "removed before they were read; give --allow-data-loss to go on without them"
-                )
+                raise PositionLostError(f"{text}; give --allow-data-loss to go on without them")
+            log.warning("%s", text)
             start = there.start
             if start >= there.end:  # no range whose commit says that these are counted
                 positions[key] = ReadPosition(start, None)
         if start < there.end:
             ranges[key] = OffsetRange(start, there.end)
     return Unread(positions, topics | {key.topic for key in available}, ranges, lost)
+
+
+def _look(
+    backend: Backend,
+    strategy: Strategy,
+    committed: Mapping[TopicPartition, ReadPosition],
+    topics: Container[str],
+) -> tuple[dict[TopicPartition, OffsetRange], ReadPositions]:
+    """Return what is there, and where to go on."""
+    available = spans_of(backend.readable(select(strategy, backend)))
+    _check_numbers(backend, available, committed)
+    return available, _beginnings(backend, available, committed, topics) | dict(committed)
+
+
+def _removed(
+    available: Mapping[TopicPartition, OffsetRange], positions: ReadPositions
+) -> list[TopicPartition]:
+    return [key for key, there in available.items() if positions[key].next < there.start]
 
 
 def _beginnings(

@@ -14,7 +14,7 @@ follows the rules of Spark's Kafka source.
 import logging
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -24,13 +24,14 @@ from hastore.spark.options.offsets import Bound, OffsetRange, OffsetsByPartition
 from hastore.spark.options.partitions import QueueRange, split_queues
 from hastore.spark.options.source_options import Assign, Strategy, StreamOptions, Subscribe
 from hastore.spark.read.backend import Head, PlaceVerdict, QueuePlace
-from hastore.spark.read.planning import matching, select
+from hastore.spark.read.planning import AbsentNodes, matching, select
 from hastore.spark.stream_offsets import Places, StreamOffset
 
 log = logging.getLogger(__name__)
 
 BEHIND_STEP_S = 0.05
 WARN_S = 30.0  # a batch that waits so long for a store says so in the log
+TOLD = 10_000  # losses that are remembered, because each is said once
 _REMEDY = "set failOnDataLoss to false to continue with the messages that are available"
 
 
@@ -50,18 +51,26 @@ class StreamDriver:
         # The end of the last batch, and how far its messages went, if a failover had cut some: the
         # next batch begins there, since another node may have those that this one did not have.
         self._cut_short: tuple[Places, Places] | None = None
+        self._absent = AbsentNodes(head, options.source.patience, clock)
+        self._unheard = ""  # what texts about removed messages add
+        self._told: set[str] = set()
         self._delay = Delay(options.admission.min_offsets or 0, options.admission.max_delay_s)
 
     def initial_offset(self) -> StreamOffset:
         """Return where a new query begins; the same in each call, though the log goes on."""
         if self._initial is None:
-            ends = self._ends.look(now=True)
+            self._ends.look(now=True)
             self._refuse_missing()
+            limits = self._options.source.limits
+            unheard = ""
+            if limits.removed(self._ends.ranges):
+                unheard = self._await(lambda: limits.removed(self._ends.ranges))
+            ends = self._ends.places
             there = {
                 key: OffsetRange(span.start, max(span.start, ends[key].next))
                 for key, span in self._ends.ranges.items()
             }
-            found = self._options.source.limits.resolve(there, self._head.offset_by_time)
+            found = limits.resolve(there, self._head.offset_by_time, unheard)
             starts = {key: span.start for key, span in found.items()}
             lows = {key: span.start for key, span in there.items()}
             at_end = {key: ends[key] for key in starts if starts[key] == ends[key].next}
@@ -82,8 +91,9 @@ class StreamDriver:
         Raises PositionLostError if a failover has cut the log before `start`, and messages were
         lost, and failOnDataLoss is set.
         """
-        ends = self._ends.look()
-        begins = self._begins(start, ends)
+        self._ends.look()
+        begins = self._begins(start)
+        ends: Places = self._ends.places
         if self._target is not None:
             ends = self._target = {
                 key: verdict.common for key, verdict in self._ends.verify(self._target).items()
@@ -113,7 +123,7 @@ class StreamDriver:
         gone = set(starts) - set(end.places)
         if gone:
             self._lose(f"{_names(gone)} are in the query's checkpoint, but not in this batch")
-        first = self._ends.verify({key: starts[key] for key in end.places})
+        first = self._verified({key: starts[key] for key in end.places}, also_new=False)
         last = self._caught_up(end.places, starts, first)
         planned, edges, cut_short = {}, {}, {}
         for key in sorted(end.places):
@@ -163,15 +173,15 @@ class StreamDriver:
 
     # -- what a batch may take
 
-    def _begins(self, start: StreamOffset, ends: Places) -> Places:
+    def _begins(self, start: StreamOffset) -> Places:
         """Return where the batch after `start` begins: elsewhere if messages are gone."""
         places = start.places
         if self._cut_short is not None and self._cut_short[0] == places:
             places = self._cut_short[1]
         starts = self._keep_selected(places)
-        verdicts = self._ends.verify(starts)
+        verdicts = self._verified(starts, also_new=True)
         begins = {key: self._begin(key, starts[key], verdicts[key]) for key in starts}
-        return {**begins, **self._late_queues(starts, ends)}
+        return {**begins, **self._late_queues(starts)}
 
     def _admit(self, begins: Places, ends: Places) -> Places:
         """Apply the limits of the options; return `begins` if the batch must wait."""
@@ -210,6 +220,45 @@ class StreamDriver:
 
     # -- losses
 
+    def _verified(self, starts: Places, *, also_new: bool) -> dict[TopicPartition, PlaceVerdict]:
+        """Return how places relate to the log.
+
+        If messages behind one, or of a new queue, are removed, waits for nodes that are absent:
+        they may have them.
+        """
+        verdicts = self._ends.verify(starts)
+
+        def removed() -> list[TopicPartition]:
+            firsts = {key: verdict.common.next for key, verdict in verdicts.items()}
+            firsts |= self._firsts_of_new(starts) if also_new else {}
+            there = self._ends.ranges
+            return [key for key, at in firsts.items() if key in there and at < there[key].start]
+
+        self._unheard = ""
+        if removed():
+            self._unheard = self._await(removed)
+            verdicts = self._ends.verify(starts)
+        return verdicts
+
+    def _await(self, removed: Callable[[], Collection[TopicPartition]]) -> str:
+        """Wait for nodes that are absent while `removed` returns queues; see AbsentNodes."""
+
+        def look() -> Collection[TopicPartition]:
+            self._ends.look(now=True)
+            return removed()
+
+        return self._absent.wait(look)
+
+    def _firsts_of_new(self, starts: Places) -> dict[TopicPartition, int]:
+        """Return where queues that are not in `starts` begin, of those that do not begin at 0 now.
+
+        The queues of a topic that was deleted, and is made again, go on where they ended: only what
+        was put since then can be lost.
+        """
+        late = [key for key, span in self._ends.ranges.items() if key not in starts and span.start]
+        ended = self._head.ended(late) if late else {}
+        return {key: ended.get(key, 0) for key in late}
+
     def _begin(self, key: TopicPartition, start: QueuePlace, verdict: PlaceVerdict) -> QueuePlace:
         """Return where a batch begins that should begin at `start`."""
         if verdict.standing is Standing.LOST:
@@ -227,7 +276,7 @@ class StreamDriver:
         if there is not None and start.next < there.start:
             self._lose(
                 f"offset {start.next} of {key} is before the first one kept, {there.start}: "
-                "retention removed the messages between them"
+                f"retention removed the messages between them{self._unheard}"
             )
             return QueuePlace(there.start)
         if there is None and verdict.standing is Standing.AGREED and start.before is not None:
@@ -236,23 +285,17 @@ class StreamDriver:
                 self._lose(f"{key} is gone")
         return start
 
-    def _late_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, QueuePlace]:
-        """Return where to begin in new queues that do not begin at 0.
-
-        The queues of a topic that was deleted, and is made again, go on where they ended: only what
-        was put since then can be lost.
-        """
-        ranges = self._ends.ranges
-        late = {
-            key: QueuePlace(ranges[key].start)
-            for key in ends
-            if key not in starts and key in ranges and ranges[key].start > 0
-        }
-        ended = self._head.ended(late) if late else {}
-        for key, place in late.items():
-            first = ended.get(key, 0)
-            if place.next > first:
-                self._lose(f"the new queue {key} begins at offset {place.next} instead of {first}")
+    def _late_queues(self, starts: Places) -> dict[TopicPartition, QueuePlace]:
+        """Return where to begin in new queues that do not begin at 0."""
+        late = {}
+        for key, first in self._firsts_of_new(starts).items():
+            begin = self._ends.ranges[key].start
+            if begin > first:
+                self._lose(
+                    f"the new queue {key} begins at offset {begin} instead of {first}"
+                    f"{self._unheard}"
+                )
+            late[key] = QueuePlace(begin)
         return late
 
     def _caught_up(
@@ -326,6 +369,11 @@ class StreamDriver:
     def _lose(self, what: str) -> None:
         if self._fails:
             raise PositionLostError(f"{what} ({self._head.where}); {_REMEDY}")
+        if what not in self._told:  # Spark asks often, and once more for the tasks
+            if len(self._told) >= TOLD:
+                self._told.clear()
+            self._told.add(what)
+            log.warning("%s (%s); the query goes on without what is lost", what, self._head.where)
 
 
 def _not_before(begins: Places, ends: Places) -> Places:

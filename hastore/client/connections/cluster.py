@@ -1,7 +1,7 @@
 """Decides which node is the master: the writable node of the greatest epoch. It does no I/O."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from hastore.client.connections.bootstrap import is_connectable
 from hastore.client.connections.transport import AddressSource, Arrival, NoAnswer
@@ -223,14 +223,7 @@ class ClusterView:
             said += [self.refusal_text] if self.refusals else []
         return "; ".join(said) or self.silence()
 
-    def _superseded(self) -> list[str]:
-        """Return the nodes that take puts in an epoch before the last that this client has seen."""
-        return [
-            f"{address}: {info.role} of epoch {info.epoch}, and this client has seen epoch"
-            f" {self.epoch}: if the group was begun anew, start the client again"
-            for address, info in list(self.maps.items())
-            if info.writable and info.epoch < self.epoch
-        ]
+from collections.abc import Callable, Container, Iterable, Mapping
 
     def silence(self, within: str = "") -> str:
         """Say that no node answers, and why, for an error text; `within` is like "within 5 s"."""

@@ -18,7 +18,7 @@ import logging
 import threading
 import zlib
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,6 +95,20 @@ class Surveys:
         return self._last if now_ms < self._until_ms else None
 
 
+def unheard_text(absent: Mapping[str, str], waited_s: float) -> str:
+    """Return what to add to a text about removed messages; "" if no node is absent.
+
+    `absent` is as `ClusterView.absent` returns it.
+    """
+    if not absent:
+        return ""
+    return f"; {', '.join(_said_of(absent))} within {waited_s:g} s, and may have them"
+
+
+def _said_of(absent: Mapping[str, str]) -> list[str]:
+    return [f"{address} {what}" for address, what in absent.items()]
+
+
 class _Leave(Exception):
     """Go to another replica."""
 
@@ -152,7 +166,8 @@ class RangeReader:
         self._resume: dict[str, int] = {}  # the first queue offset that a replica still has
         self._certain: PositionLostError | None = None  # no other replica needs to be asked
         self._masters: list[str] = []
-        self._behind = self._silent = False  # whether nodes were of an older epoch, or said nothing
+        self._absent: dict[str, str] = {}  # nodes that cannot be asked, and what they did not do
+        self._given_up: set[str] = set()  # those of them that were waited for in vain
         self._answer_s = ANSWER_S
         self._pause_s = PAUSE_S
         self._deadline_ms = 0.0
@@ -164,9 +179,10 @@ class RangeReader:
         If the caller finds damage in a chunk, it calls `refuse` before it asks for the next one.
 
         Raises PositionLostError or CorruptRecordError if that is what every replica says of the
-        next record, UnreachableError if no replica sends it within `give_up_s`. A damaged record
-        may also come from a node that is down now, so such a node has `give_up_s`, too; and any
-        record from one that does not follow the latest master yet.
+        next record, UnreachableError if no replica sends it within `give_up_s`. A record that is
+        damaged or removed elsewhere may come from a node that is down now, or that does not follow
+        the latest master yet. So such a node has `give_up_s`, too, but only once in a range. What
+        is left out then is a warning in the log.
         """
         self._begin_to_wait()
         while self._next.queue_offset < self._end:
@@ -196,6 +212,7 @@ class RangeReader:
         while True:
             if self._certain is not None:
                 if self._skip_lost:
+                    self._warn_of_loss(self._end, str(self._certain))
                     return None
                 raise self._certain
             heard, why = self._survey()
@@ -204,7 +221,7 @@ class RangeReader:
                 return fresh[0]
             is_over = self._clock.monotonic_ms() >= self._deadline_ms
             is_told = bool(heard) and all(address in self._verdicts for address in heard)
-            if is_told and (is_over or not self._may_others_have_it(heard)):
+            if is_told and (is_over or not self._may_others_have_it()):
                 if not self._may_skip(heard):
                     return None
                 continue
@@ -243,9 +260,8 @@ class RangeReader:
         turn = mark % max(1, len(slaves))
         masters = [address for address in current if maps[address].writable]
         self._masters = masters
-        self._behind = len(maps) > len(current)
-        known = set(cluster.addresses) - cluster.refusals.keys()
-        self._silent = not known <= maps.keys()
+        self._absent = cluster.absent()
+        self._given_up &= self._absent.keys()
         return slaves[turn:] + slaves[:turn] + masters, ""
 
     def _survey_before(self) -> ClusterView | None:
@@ -255,26 +271,38 @@ class RangeReader:
             return None
         return self._surveys.take(self._clock.monotonic_ms())
 
-    def _may_others_have_it(self, heard: list[str]) -> bool:
+    def _may_others_have_it(self) -> bool:
         """Whether a node that could not be asked may have the next record."""
-        damaged = any(isinstance(self._verdicts[one], CorruptRecordError) for one in heard)
-        return self._behind or (damaged and self._silent)
+        return not self._given_up.issuperset(self._absent)
 
     def _may_skip(self, heard: list[str]) -> bool:
         """Go on behind lost messages, if that is allowed; False if nothing of the range is left.
 
         Raises what the replicas say of the next record.
         """
+        self._given_up = set(self._absent)
+        unheard = unheard_text(self._absent, self._give_up_s)
         for address in heard:
-            if isinstance(self._verdicts[address], CorruptRecordError):
-                raise self._verdicts[address]
-        if not self._skip_lost:
-            raise self._verdicts[heard[-1]]
+            verdict = self._verdicts[address]
+            if isinstance(verdict, CorruptRecordError):
+                raise verdict
+            if not self._skip_lost and address == heard[-1]:
+                raise PositionLostError(
+                    f"{verdict}{unheard}", verdict.queue_id, verdict.common, verdict.topic
+                )
         resume = min(self._resume.get(address, self._end) for address in heard)
+        kept = ", ".join(f"{one} begins at {self._resume.get(one, self._end)}" for one in heard)
+        self._warn_of_loss(min(resume, self._end), kept + unheard)
         if not self._next.queue_offset < resume < self._end:
             return False
         self._progress(Position(resume))
         return True
+
+    def _warn_of_loss(self, end: int, why: str) -> None:
+        log.warning(
+            "messages [%d, %d) of queue %d of %r are left out: %s",
+            self._next.queue_offset, end, self._queue_id, self._topic, why,
+        )  # fmt: skip
 
     def _pause(self) -> None:
         threading.Event().wait(self._pause_s)
@@ -294,15 +322,18 @@ class RangeReader:
         log.warning(
             "no node sent queue %d of %r from offset %d for %g s; waiting %.0f s more: %s",
             self._queue_id, self._topic, self._next.queue_offset, WARN_S,
-            max(0.0, self._deadline_ms - now_ms) / 1000.0, "; ".join(self._left.values()) or why,
+            max(0.0, self._deadline_ms - now_ms) / 1000.0, self._reasons(why),
         )  # fmt: skip
 
+    def _reasons(self, why: str) -> str:
+        """Return why no node sends the next record, and which ones do not say."""
+        return "; ".join([*self._left.values(), *_said_of(self._absent)]) or why
+
     def _no_answer(self, why: str) -> str:
-        reasons = "; ".join(self._left.values()) or why
         return (
             f"no node of {', '.join(self._bootstrap)} sent queue {self._queue_id} of "
             f"{self._topic!r} from offset {self._next.queue_offset} within {self._give_up_s:g} s: "
-            + reasons
+            + self._reasons(why)
         )
 
     # -- one replica

@@ -8,6 +8,7 @@ a time zone or in that of the session.
 
 import enum
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hastore.errors import PositionLostError, UsageError
+
+log = logging.getLogger(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECONDS = re.compile(r"[0-9]{1,18}")
@@ -309,10 +312,31 @@ class Limits:
     no_match: NoMatch = NoMatch.ERROR
     fail_on_data_loss: bool = True
 
+    def removed(
+        self, available: Mapping[TopicPartition, OffsetRange]
+    ) -> list[TopicPartition]:
+        """Return the partitions whose starting offset is before the first one available."""
+        if not isinstance(self.start, OffsetsByPartition):
+            return []
+        ends = self.end.offsets if isinstance(self.end, OffsetsByPartition) else {}
+        return [
+            key
+            for key, offset in self.start.offsets.items()
+            if isinstance(offset, int)
+            and key in available
+            and offset < available[key].start
+            and offset != ends.get(key)  # else it asks for nothing
+        ]
+
     def resolve(
-        self, available: Mapping[TopicPartition, OffsetRange], offset_by_time: OffsetByTime
+        self,
+        available: Mapping[TopicPartition, OffsetRange],
+        offset_by_time: OffsetByTime,
+        unheard: str = "",
     ) -> dict[TopicPartition, OffsetRange]:
         """Turn the limits into offsets within the available range of each partition.
+
+        `unheard` is what texts about offsets that are not available add.
 
         Raises UsageError if the limits name other partitions than those available, or if a start is
         after its end. Raises PositionLostError if a requested offset is not available and
@@ -340,8 +364,8 @@ class Limits:
                 start = min(max(start, there.start), there.end)
                 result[key] = OffsetRange(start, start)
                 continue
-            start = self._keep_within(key, "starting", start, there)
-            end = self._keep_within(key, "ending", end, there)
+            start = self._keep_within(key, "starting", start, there, unheard)
+            end = self._keep_within(key, "ending", end, there, unheard)
             if start > end and by_offset:
                 raise UsageError(
                     f"the starting offset {start} of {key} is beyond its ending offset {end}"
@@ -349,16 +373,23 @@ class Limits:
             result[key] = OffsetRange(start, max(start, end))
         return result
 
-    def _keep_within(self, key: TopicPartition, which: str, offset: int, there: OffsetRange) -> int:
+    def _keep_within(
+        self, key: TopicPartition, which: str, offset: int, there: OffsetRange, unheard: str
+    ) -> int:
         if there.start <= offset <= there.end:
             return offset
+        text = (
+            f"the {which} offset {offset} of {key} is not available (the partition has "
+            f"[{there.start}, {there.end})): removed by retention, cut by a failover, or never "
+            f"written{unheard}"
+        )
         if self.fail_on_data_loss:
             raise PositionLostError(
-                f"the {which} offset {offset} of {key} is not available (the partition has "
-                f"[{there.start}, {there.end})): removed by retention, cut by a failover, or never "
-                "written; set failOnDataLoss to false to read the messages that are available"
+                f"{text}; set failOnDataLoss to false to read the messages that are available"
             )
-        return min(max(offset, there.start), there.end)
+        nearest = min(max(offset, there.start), there.end)
+        log.warning("%s; the read takes %d instead", text, nearest)
+        return nearest
 
 
 def _instant(limit: OffsetLimit, key: TopicPartition) -> int:

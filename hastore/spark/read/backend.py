@@ -35,6 +35,13 @@ class Listing(Protocol):
         """
         ...
 
+    def absent(self, keys: Collection[TopicPartition]) -> dict[str, str]:
+        """Return the nodes that cannot be asked for these queues now, and what they did not do.
+
+        They may have kept messages that all others have removed. A store's folder has none.
+        """
+        ...
+
 
 class ReadableRange(NamedTuple):
     """What is readable of a queue, and the last record of it; None if it is not known."""
@@ -161,6 +168,13 @@ class Head(Protocol):
 
     def check_unlisted(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic, as `Listing` says."""
+        ...
+
+    def absent(self, keys: Collection[TopicPartition]) -> dict[str, str]:
+        """Return the nodes that cannot be asked for these queues now, as `Listing` says.
+
+        The next `available` has what those have kept that are there again.
+        """
         ...
 
     def token(self) -> object:

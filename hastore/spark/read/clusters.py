@@ -192,6 +192,15 @@ class _OfGroups:
         groups = self._known.split(dict.fromkeys(key for key in keys if number_in(key) in numbers))
         return _joined((number, part.ended(own)) for number, part, own in groups)
 
+    def absent(self, keys: Collection[TopicPartition]) -> dict[str, str]:
+        """Return the nodes of the queues' groups that cannot be asked now."""
+        numbers = self._known.parts().keys()
+        groups = self._known.split(dict.fromkeys(key for key in keys if number_in(key) in numbers))
+        found: dict[str, str] = {}
+        for _, part, own in groups:
+            found |= part.absent(own)
+        return found
+
     def check_unlisted(self, topic: str) -> None:
         """Raise ForbiddenError if no group lets the client read the topic."""
         self._known.check_unlisted(topic)

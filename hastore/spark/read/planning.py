@@ -1,25 +1,39 @@
 """Open what a query names, and plan a batch read: its partitions, their offsets, its tasks."""
 
 import difflib
+import logging
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import CorruptRecordError, UnreachableError, UsageError
 from hastore.record.delays import RETRY_PREFIX
 from hastore.record.topic_records import OWN_PREFIX, RESERVED
 from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
-from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
+from hastore.spark.options.source_options import (
+    Assign,
+    Patience,
+    SourceOptions,
+    Strategy,
+    Subscribe,
+)
 from hastore.spark.read.backend import Backend, Head, Listing, spans_of
+
+log = logging.getLogger(__name__)
 
 EVERYTHING = WantedMessages()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
 CHECK_S = 2.0  # the most that `load()` waits for a node; the planning waits longer
 _LATEST_MS = 2**62  # for which nodes look
+WARN_S = 30.0  # a wait for absent nodes that is so long is in the log
+PAUSE_S = 0.1  # between two looks for them; doubled up to PAUSE_S_MAX
+PAUSE_S_MAX = 2.0
 
 
 def open_backend(options: SourceOptions) -> Backend:
@@ -98,8 +112,18 @@ def plan(
     if options.strategy is None:
         start, end = backend.log_range()
         return list(_plan_log(start, end, options, wanted))
-    chosen = backend.readable(select(options.strategy, backend))
-    ranges = options.limits.resolve(spans_of(chosen), backend.offset_by_time)
+    strategy, limits = options.strategy, options.limits
+    chosen = backend.readable(select(strategy, backend))
+
+    def removed() -> Collection[TopicPartition]:
+        nonlocal chosen
+        chosen = backend.readable(select(strategy, backend))
+        return limits.removed(spans_of(chosen))
+
+    unheard = ""
+    if limits.removed(spans_of(chosen)):
+        unheard = AbsentNodes(backend, options.patience).wait(removed)
+    ranges = limits.resolve(spans_of(chosen), backend.offset_by_time, unheard)
     if wanted != EVERYTHING:
         ranges = prune(ranges, wanted, backend.offset_by_time)
     pieces = split_queues(
@@ -113,6 +137,53 @@ def plan(
         replace(piece, limit=limit, last=last[TopicPartition(piece.topic, piece.partition)])
         for piece in pieces
     ]
+
+
+class AbsentNodes:
+    """The nodes that are waited for before messages count as removed.
+
+    Each node removes its oldest files by itself, so one that is down, or does not follow the latest
+    master yet, may be the only one that has kept a message. One that was waited for in vain is not
+    waited for again until it was there.
+    """
+
+    def __init__(
+        self, place: Backend | Head, patience: Patience, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._place = place
+        self._wait_s = patience.later_s
+        self._clock = clock
+        self._given_up: set[str] = set()
+
+    def wait(self, removed: Callable[[], Collection[TopicPartition]]) -> str:
+        """Wait for absent nodes while messages are missing, as long as `retryTimeout` says.
+
+        `removed` looks anew, and returns the queues that lack messages. Returns what texts about
+        these add: "", or which nodes may still have them.
+        """
+        from hastore.client.consumer.range_reader import unheard_text
+
+        began_ms, pause_s, warned = self._clock.monotonic_ms(), PAUSE_S, False
+        missing = removed()
+        while missing:
+            absent = self._place.absent(missing)
+            missing = removed()  # one that was absent before may have them
+            self._given_up &= absent.keys()
+            waited_s = (self._clock.monotonic_ms() - began_ms) / 1_000.0
+            if missing and (waited_s >= self._wait_s or self._given_up.issuperset(absent)):
+                self._given_up = set(absent)
+                return unheard_text(absent, self._wait_s)
+            if missing and waited_s >= WARN_S and not warned:
+                warned = True
+                log.warning(
+                    "messages of %s are removed from the nodes that answer; waiting %.0f s more%s",
+                    ", ".join(map(str, sorted(missing))), self._wait_s - waited_s,
+                    unheard_text(absent, round(waited_s)),
+                )  # fmt: skip
+            if missing:
+                time.sleep(min(pause_s, max(0.0, self._wait_s - waited_s)))
+                pause_s = min(2.0 * pause_s, PAUSE_S_MAX)
+        return ""
 
 
 def _plan_log(

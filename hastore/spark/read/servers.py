@@ -162,6 +162,14 @@ class ServerBackend:
         finally:
             head.close()
 
+    def absent(self, keys: Collection[TopicPartition]) -> dict[str, str]:
+        """Return the nodes that cannot be asked for messages now, and what they did not do."""
+        head = self._head()
+        try:
+            return head.absent(keys)
+        finally:
+            head.close()
+
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, ReadableRange]:
@@ -285,12 +293,11 @@ class ServerBackend:
         cut = valid_end(chunk.epochs, span.last)
         if cut is not None:
             gone = wanted & (fields.physical_offsets >= cut)
-            if gone.any() and self._fail_on_data_loss:
-                raise PositionLostError(
-                    f"messages of {span.name} before offset {span.end} were cut by a failover "
-                    "during the read",
-                    span.partition,
-                )
+            if gone.any():
+                text = f"messages of {span.name} before offset {span.end} were cut by a failover"
+                if self._fail_on_data_loss:
+                    raise PositionLostError(f"{text} during the read", span.partition)
+                log.warning("%s: %s, and are left out", self.where, text)
             wanted &= ~gone
         offsets, sizes = fields.queue_offsets, fields.sizes
         if not wanted.all():
@@ -522,6 +529,20 @@ class ServerHead:
     def check_unlisted(self, topic: str) -> None:
         """Raise ForbiddenError if the client has no right to the topic."""
         self._topics(topic)
+
+    def absent(self, keys: Collection[TopicPartition]) -> dict[str, str]:
+        """Return the nodes that cannot be asked for messages now, and what they did not do.
+
+        The next `available` looks anew which replica has kept the most.
+        """
+        self._looked = None
+        self._follow()
+        requester = self._open()
+        try:
+            answered = requester.run_steps(requester.survey(ANSWER_S))
+        except _NO_ANSWER:  # the next question waits for a node
+            answered = ()
+        return requester.cluster.absent(answered)
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older.

@@ -8,6 +8,7 @@ reported as lost positions, not as damage. The epochs are those of `<store>/hast
 """
 
 import json
+import logging
 import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from hastore.spark.arrow.batch import BatchBuilder, QueueRows
     from hastore.spark.arrow.inner_batches import InnerBatchBuilder
     from hastore.spark.arrow.record_fields import Bools, Ints
+
+log = logging.getLogger(__name__)
 
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
 _WHOLE_LOG = 2**62  # a limit beyond every offset
@@ -91,6 +94,10 @@ class _Folder:
                 "in this store yet: a path shows only those that have; wait for the first "
                 "message, or read from nodes"
             )
+
+    def absent(self, keys: Collection[TopicPartition]) -> dict[str, str]:
+        """Return {}: there is only this folder."""
+        return {}
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
@@ -375,6 +382,7 @@ class PathBackend(_Folder):
                 f"{self.where} lost {what}: removed by retention or cut by a failover during the "
                 "read; set failOnDataLoss to false to read the messages that are available"
             )
+        log.warning("%s lost %s: they are left out", self.where, what)
 
 
 def _tagged(units: QueueUnits, codes: frozenset[int]) -> "Bools":

@@ -268,30 +268,118 @@ def test_a_damaged_record_is_waited_for_while_a_node_is_down(
         assert max(Counter(asked).values()) > 2, "it was asked again"
 
 
-def test_removed_records_are_lost_only_if_no_replica_has_them() -> None:
+def trim(backend: FakeBackend, low: int) -> None:
+    """Let a node have removed the messages before `low`."""
+    pull = backend.store.pull
+
+    def trimmed(topic: str, queue_id: int, queue_offset: int, **limits: Any) -> FakePull:
+        if queue_offset < low:
+            return FakePull(PullStatus.OFFSET_TOO_SMALL, low, low, 100)
+        found: FakePull = pull(topic, queue_id, queue_offset, **limits)
+        return found
+
+    backend.store.pull = trimmed
+
+
+@pytest.mark.parametrize("skip_lost", [False, True])
+def test_removed_records_are_waited_for_while_a_node_is_down_that_may_have_them(
+    monkeypatch: pytest.MonkeyPatch, skip_lost: bool
+) -> None:
+    """Each node removes its oldest files by itself: the one that is down may have kept more."""
+    monkeypatch.setattr(range_reader, "SURVEY_S", 0.2)
+    monkeypatch.setattr(range_reader, "GIVE_UP_S", 1e6)
     master, slave = pair()
     for node in (master, slave):
         fill(node, range(100))
+    trim(master, 40)
+    with serving(master, slave) as (bootstrap, servers):
+        servers[1].stop()
+        asked: list[int] = []
 
-    def trim(backend: FakeBackend, low: int) -> None:
-        pull = backend.store.pull
+        def start(at: int, _limits: Any) -> None:
+            asked.append(at)
+            if len(asked) == 3:
+                again = ApiServer(bootstrap[1], slave, ApiConfig(), on_failure=raise_failure)
+                again.start()
+                servers.append(again)
 
-        def trimmed(topic: str, queue_id: int, queue_offset: int, **limits: Any) -> FakePull:
-            if queue_offset < low:
-                return FakePull(PullStatus.OFFSET_TOO_SMALL, low, low, 100)
-            found: FakePull = pull(topic, queue_id, queue_offset, **limits)
-            return found
+        spy(master, start)
+        try:
+            assert read(bootstrap[:1], 0, 100, skip_lost=skip_lost) == list(range(100))
+        finally:
+            servers[-1].stop()
+        assert asked[:3] == [0, 0, 0]
 
-        backend.store.pull = trimmed
 
+def test_what_is_left_out_is_said_with_the_nodes_that_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(range_reader, "SURVEY_S", 0.2)
+    monkeypatch.setattr(range_reader, "GIVE_UP_S", 0.3)
+    master, slave = pair()
+    fill(master, range(100))
+    trim(master, 40)
+    with serving(master, slave) as (bootstrap, servers):
+        servers[1].stop()
+        silent = f"{bootstrap[1]} did not answer within 0.3 s, and may have them"
+        with pytest.raises(PositionLostError, match=f"0 is before the first .* 40; {silent}"):
+            read(bootstrap, 0, 100)
+        assert not caplog.records
+        assert read(bootstrap, 0, 100, skip_lost=True) == list(range(40, 100))
+        assert read(bootstrap, 0, 30, skip_lost=True) == []
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"messages [0, {end}) of queue 0 of 't' are left out: "
+        f"{bootstrap[0]} begins at 40; {silent}"
+        for end in (40, 30)
+    ]
+
+
+def test_a_node_that_was_waited_for_in_vain_is_not_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read from which retention takes one file after the other would wait at each of them."""
+    monkeypatch.setattr(range_reader, "SURVEY_S", 0.2)
+    monkeypatch.setattr(range_reader, "GIVE_UP_S", 0.3)
+    master, slave = pair()
+    fill(master, range(100))
+    lows = iter([20, 60])
+    whole = master.store.pull
+    trim(master, next(lows))
+    with serving(master, slave) as (bootstrap, servers):
+        servers[1].stop()
+
+        def remove_more(count: int, reader: RangeReader) -> None:
+            if count == 0:
+                reader._give_up_s = 1e6  # a second wait would not end
+                master.store.pull = whole
+                trim(master, next(lows))
+
+        found = read(bootstrap, 0, 100, skip_lost=True, between=remove_more)
+    assert found[0] == 20 and found[-40:] == list(range(60, 100)) and len(found) < 80
+
+
+def test_removed_records_are_lost_only_if_no_replica_has_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    master, slave = pair()
+    for node in (master, slave):
+        fill(node, range(100))
     trim(slave, 40)
     with serving(master, slave) as (bootstrap, _):
         assert read(bootstrap, 0, 100) == list(range(100))
         trim(master, 20)
         with pytest.raises(PositionLostError, match="0 is before the first one kept, 20"):
             read(bootstrap, 0, 100)
+        assert not caplog.records
         assert read(bootstrap, 0, 100, skip_lost=True) == list(range(20, 100))
         assert read(bootstrap, 0, 15, skip_lost=True) == []
+    said = [record.getMessage() for record in caplog.records]
+    kept = sorted([f"{bootstrap[1]} begins at 40", f"{bootstrap[0]} begins at 20"])
+    assert [text.partition(": ")[0] for text in said] == [
+        f"messages [0, {end}) of queue 0 of 't' are left out" for end in (20, 15)
+    ]
+    assert all(sorted(text.partition(": ")[2].split(", ")) == kept for text in said)
 
 
 def rewrite(backend: FakeBackend, first: int) -> None:

@@ -5,13 +5,15 @@ import time
 
 import pytest
 
+from hastore.client.connections.requester import Requester
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import RetentionConfig
+from hastore.errors import PositionLostError
 from hastore.pipeline.read_positions import ReadPosition, positions_as_state, unread
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.source_options import parse_options, parse_stream_options
 from hastore.spark.read import servers
-from hastore.spark.read.planning import open_backend, open_head
+from hastore.spark.read.planning import open_backend, open_head, plan
 from hastore.spark.read.servers import ServerHead
 from hastore.spark.stream_driver import StreamDriver
 from hastore.spark.stream_offsets import StreamOffset
@@ -132,6 +134,54 @@ def test_to_an_export_it_is_no_loss(pair):
         found = unread(backend, source.strategy, done, fail_on_data_loss=True)
     assert not found.lost
     assert found.ranges == {T0: (3, COUNT // 2), T1: (0, COUNT // 2)}
+
+
+def test_planning_waits_for_the_node_that_alone_has_kept_the_position(pair, monkeypatch, caplog):
+    """A batch read from an offset, and an export that goes on; not one that begins anew."""
+    _, slave, addresses = pair
+    given = {"startingOffsets": f'{{"{TOPIC}":{{"0":5,"1":-2}}}}', "retryTimeout": "200ms"}
+    done = positions_as_state({T0: ReadPosition(3, None), T1: ReadPosition(0, None)}, [TOPIC])
+    survey = Requester.survey
+    hidden = [slave.node]
+
+    def survey_of_others(self, timeout_s, **how):
+        """Hear nothing of the slave, as if it were down."""
+        answered = set((yield from survey(self, timeout_s, **how)))
+        for address in [one for one, i in self.cluster.maps.items() if i.node in hidden]:
+            del self.cluster.maps[address]
+            answered.discard(address)
+        return answered
+
+    monkeypatch.setattr(Requester, "survey", survey_of_others)
+    silent = f"{addresses[1]} did not answer within 0.2 s, and may have them"
+    with open_backend(parse_options(where(addresses) | given)) as backend:
+        options = parse_options(where(addresses) | given)
+        with pytest.raises(PositionLostError, match=f"offset 5 of {T0} .*{silent}; set failOn"):
+            plan(backend, options)
+        for fails in (True, False):
+            how = {"fail_on_data_loss": fails, "patience": options.patience}
+            with pytest.raises(PositionLostError) if fails else contextlib.nullcontext() as failed:
+                assert unread(backend, options.strategy, done, **how).lost
+            text = str(failed.value) if fails else caplog.records[0].getMessage()
+            assert f"the messages [3, {first_of(pair[0])}) of {T0}" in text
+            assert silent in text
+
+        def come_back(self, timeout_s, **how):
+            asked.append(timeout_s)
+            if len(asked) == 3:
+                hidden.clear()
+            return (yield from survey_of_others(self, timeout_s, **how))
+
+        asked = []
+        monkeypatch.setattr(Requester, "survey", come_back)
+        waits = parse_options(where(addresses) | given | {"retryTimeout": "1h"})
+        assert [task.start for task in plan(backend, waits)] == [5, 0]
+        hidden.append(slave.node)
+        asked.clear()
+        found = unread(
+            backend, waits.strategy, done, fail_on_data_loss=True, patience=waits.patience
+        )
+        assert not found.lost and found.ranges[T0] == (3, COUNT // 2)
 
 
 def test_what_a_deletion_has_hidden_stays_hidden_if_the_replica_lags(pair):

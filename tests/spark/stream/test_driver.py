@@ -35,6 +35,8 @@ class FakeLog:
         self.lag = 0  # messages that this replica does not have yet
         self.nodes = False
         self.deleted = {}  # where the last deletion of its topic ended a queue
+        self.down = {}  # absent nodes
+        self.on_absent = lambda: None  # called when it is asked who is absent
 
     # -- what happens to the log
 
@@ -95,6 +97,10 @@ class FakeLog:
 
     def check_unlisted(self, topic):
         pass
+
+    def absent(self, keys):
+        self.on_absent()
+        return self.down
 
     def ended(self, keys):
         return {key: self.deleted[key] for key in keys if key in self.deleted}
@@ -387,6 +393,65 @@ def test_retention_beyond_the_position_is_a_loss(log):
     query.start_run()
     query.run()
     assert sorted(query.delivered) == [1, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("which", ["a position", "a new queue", "a batch that is repeated"])
+def test_a_node_that_is_down_is_waited_for_before_messages_count_as_removed(log, which):
+    """Each node removes its oldest files by itself: it may be the only one that has kept them."""
+    query = Query(log)
+    query.run()
+    key = TopicPartition("t", 7) if which == "a new queue" else T0
+    log.put(key, 3)
+    if which == "a batch that is repeated":
+        query.plan()  # and the driver is killed
+        query.start_run()
+    log.trim(10)
+    looks = []
+
+    def come_back():
+        looks.append(log.looks)
+        if len(looks) == 3:
+            log.first, log.down = 0, {}
+
+    log.down, log.on_absent = {"tcp://b:1": "did not answer"}, come_back
+    query.restart()
+    assert query.run() == ([] if which == "a batch that is repeated" else [[8, 9, 10]])
+    assert query.delivered == [8, 9, 10] and len(looks) == 3
+
+
+def test_a_loss_names_the_nodes_that_were_waited_for_once(log, caplog):
+    query = Query(log, retryTimeout="20ms")
+    query.run()
+    log.put(T0, 3)
+    log.trim(9)
+    log.down = {"tcp://b:1": "did not answer"}
+    asked = []
+    log.on_absent = lambda: asked.append(1)
+    silent = "; tcp://b:1 did not answer within 0.02 s, and may have them"
+    removed = f"kept, 6: retention removed the messages between them{silent}"
+    with pytest.raises(PositionLostError, match=f"offset 5 of t-0 .*{removed} "):
+        query.run()
+    assert len(asked) > 1 and not caplog.records
+    query.raw["failOnDataLoss"] = "false"
+    query.start_run()
+    assert query.run() == [[9, 10]]
+    [said] = [record.getMessage() for record in caplog.records]
+    assert f"offset 5 of t-0 is before the first one {removed} (the log)" in said
+    log.put(T0, 3)
+    log.trim(12)
+    asked.clear()
+    assert query.run() == [[12, 13]]
+    assert len(asked) == 1, "it was waited for before"
+
+
+def test_a_start_that_was_removed_elsewhere_waits_for_a_node_that_is_down(log):
+    log.trim(2)
+    log.down = {"tcp://b:1": "did not answer"}
+    starts = '{"t":{"0":1,"1":-2}}'
+    with pytest.raises(PositionLostError, match="never written; tcp://b:1 did not answer within"):
+        Query(log, startingOffsets=starts, retryTimeout="20ms").plan()
+    log.on_absent = lambda: setattr(log, "first", 0)
+    assert Query(log, startingOffsets=starts).run() == [[1, 2, 3, 4, 5, 6, 7]]
 
 
 def test_a_limit_holds_behind_messages_that_retention_removed():
