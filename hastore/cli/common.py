@@ -24,6 +24,7 @@ import click
 
 from hastore.addresses import is_group_address, parse_address, parse_group_address
 from hastore.bounded_log import one_line
+from hastore.config.checks import SIZE_UNITS, parse_size
 from hastore.config.file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
 
@@ -100,6 +101,24 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a time to wait.", param, ctx)
         return min(seconds, LONGEST_S)
+
+
+def size_from_mib(
+    text: str, context: click.Context | None = None, option: click.Parameter | None = None
+) -> int:
+    """Return the bytes of a size with a unit as in a node's file; a number alone is MiB.
+
+    Raises click.BadParameter.
+    """
+    found = parse_size(text)
+    problem = f"{text!r} is no size; write one like 256MiB or 1GiB"
+    if found is not None:
+        number, unit = found
+        size = number * SIZE_UNITS[unit or "MiB"]
+        if SIZE_UNITS["MiB"] <= size <= 1024 * SIZE_UNITS["TiB"]:
+            return size
+        problem = f"{text} is not in the range: 1MiB to 1024TiB"
+    raise click.BadParameter(problem, ctx=context, param=option)
 
 
 class Folder(click.types.StringParamType):

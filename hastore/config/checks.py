@@ -512,12 +512,13 @@ def _check_beyond_loopback(config: Config, places: Places, name: str) -> None:
         raise places.error(key, f"{where}, but speaks without TLS", remedy)
 
 
+SIZE_UNITS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
 # Unit -> the noun in errors, the suffixes allowed in the file with their factors, the remedy.
 _UNITS: dict[Unit, tuple[str, dict[str, int], str]] = {
     Unit.ITEMS: ("whole number", {"": 1}, "write a whole number"),
     Unit.BYTES: (
         "size",
-        {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB},
+        SIZE_UNITS,
         "write a size like 64KiB or 1GiB",
     ),
     Unit.MILLISECONDS: (
@@ -596,6 +597,17 @@ def _number(places: Places, key: str, text: str, allowed: Range) -> int:
         problem = f"{value}{unit} is out of range{why}"
         raise places.error(key, problem, f"use {allowed.least} to {allowed.most}{unit}")
     return value
+
+
+def parse_size(text: str) -> tuple[int, str] | None:
+    """Return the number and the unit of a size, "" without one, as the file has sizes; else None.
+
+    `SIZE_UNITS` has the bytes of each unit.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or len(match[1]) > 19 or match[2] not in SIZE_UNITS:
+        return None
+    return int(match[1].replace("_", "")), match[2]
 
 
 def human_size(size: int) -> str:

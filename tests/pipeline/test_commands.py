@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hastore.cli.common import counted, run_code
+from hastore.cli.common import counted, run_code, size_from_mib
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
 from hastore.errors import PositionLostError, StoreFullError, UnreachableError, UsageError
@@ -54,6 +54,12 @@ def test_the_size_of_index_files_that_tells_nothing_is_refused_with_the_options_
     assert find_sizes(REAL, str(tmp_path), slots=5, entries=7).entries == 7
 
 
+def test_a_size_has_a_unit_or_is_in_mib():
+    given = ("1", "256", "256MiB", "1GiB", "1_024 KiB", "1073741824B")
+    found = [size_from_mib(text) / (1 << 20) for text in given]
+    assert found == [1, 256, 256, 1024, 1, 1024]
+
+
 def test_a_progress_line_has_a_count_only_if_the_step_counts(monkeypatch, capsys):
     monkeypatch.setattr(common, "LINE_EVERY_S", 0.0)
     with common.Screen() as shown:
@@ -71,6 +77,8 @@ WRONG = (
     ("stats --path {store} --topic t --exclude-internal", "--exclude-internal is for --pattern"),
     ("stats --path {store} --pattern a)(b --exclude-internal", "--pattern is not a regular expr"),
     ("export --path {store} --topic , --target {none}", "error: name a topic: --topic is ','"),
+    ("export --path {store} --target {none} --file-size 12MB", "'12MB' is no size; write one"),
+    ("export --path {store} --target {none} --file-size 64KiB", "range: 1MiB to 1024TiB"),
     ("stats --path {store} --topic none", "there is no topic 'none'"),
     ("stats --path {store} --sample 5", "--sample needs --servers"),
     ("stats --path {store} --lag-only", "--lag-only needs --servers"),

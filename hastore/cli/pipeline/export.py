@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hastore.cli.common import Seconds, counted, print_text, with_json
+from hastore.cli.common import Seconds, counted, print_text, size_from_mib, with_json
 from hastore.cli.pipeline.common import (
     SessionOptions,
     check_spark,
@@ -89,11 +89,11 @@ def _needed(context: click.Context, option: click.Parameter, value: str | None) 
 )
 @click.option(
     "--file-size",
-    type=click.IntRange(1),
-    default=128,
+    callback=lambda context, option, text: size_from_mib(text, context, option),
+    default="128MiB",
     show_default=True,
-    metavar="MIB",
-    help="About the most that a file holds, before compression.",
+    metavar="SIZE",
+    help="About the most that a file holds, before compression: 256MiB, 1GiB (256 is 256MiB).",
 )
 @click.option(
     "--commit-every",
@@ -145,7 +145,7 @@ def export_command(
         metadata,
         compression,
         fail_on_data_loss=not allow_data_loss,
-        file_bytes=file_size * 1024 * 1024,
+        file_bytes=file_size,
         commit_every_s=commit_every,
         json_schema=json_schema,
         keep_value=None if drop_value is None else not drop_value,
