@@ -50,6 +50,7 @@ from hastore.pipeline.read_positions import (
 from hastore.pipeline.running import Start, Stopwatch, check_session, run_action
 from hastore.pipeline.target import Target, check_compression, check_folders, folder_of
 from hastore.pipeline.where import Where, as_option, servers_option
+from hastore.spark.options.names import NAMES, Names
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
 from hastore.spark.read.backend import Backend
@@ -142,7 +143,7 @@ def compact_with(
     options, progress = options or CompactOptions(), progress or JobProgress()
     check_compression(options.compression)
     fail = options.fail_on_data_loss
-    parsed = where.parsed({"failOnDataLoss": as_option(fail)})
+    parsed = where.parsed({"failOnDataLoss": as_option(fail)}, Names.LOSING_COMMAND)
     strategy = _topic(parsed)
     (topic,) = strategy.topics
     where = replace(where, topics=strategy.topics)
@@ -355,7 +356,8 @@ def _messages(
         ends.setdefault(topic, {})[str(queue)] = span.end
     if not ranges:
         return spark.createDataFrame([], _DDL)
-    given = where.options({"failOnDataLoss": as_option(options.fail_on_data_loss)})
+    fails = as_option(options.fail_on_data_loss)
+    given = where.options({"failOnDataLoss": fails}, Names.LOSING_COMMAND)
     given.pop("subscribe")
     given |= {
         "assign": json.dumps(assigned),
@@ -452,6 +454,7 @@ def publish(
                 .write.format("hastore")
                 .mode("append")
                 .options(**servers_option(destination.servers))
+                .option(NAMES, Names.DESTINATION.value)
                 .option("topic", destination.topic)
                 .option("writeId", waiting["write"])
             )
@@ -522,7 +525,8 @@ def has_lost(ranges: Mapping[int, OffsetRange], begins: Mapping[str, int]) -> bo
 def _queues_of(destination: Destination) -> dict[int, OffsetRange] | None:
     """Return the queues of a topic; None if the client has no right to know."""
     topic = destination.topic
-    head = open_head(Where(servers=destination.servers, topics=(topic,)).parsed())
+    at = Where(servers=destination.servers, topics=(topic,))
+    head = open_head(at.parsed(names=Names.DESTINATION))
     # What only another replica has kept counts as gone: RocketMQ's consumers do not look there.
     listed = head.listed if isinstance(head, ServerHead) else head.available
     try:

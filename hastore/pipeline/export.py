@@ -47,6 +47,7 @@ from hastore.pipeline.running import Start, Stopwatch, check_session, run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_folders
 from hastore.pipeline.where import Where, as_option
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.names import Names
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import open_backend, select
@@ -223,7 +224,8 @@ def export_with(
             "failOnDataLoss": as_option(options.fail_on_data_loss),
             "checkCrcs": as_option(options.check_crcs),
             "decompress": as_option(options.decompress),
-        }
+        },
+        Names.LOSING_COMMAND,
     )
     assert parsed.strategy is not None
     with open_backend(parsed) as backend:

@@ -29,6 +29,7 @@ from hastore.pipeline.plots import OTHERS, SHOWN_MS, draw
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import Start, Stopwatch, check_session, run_action
 from hastore.pipeline.where import Where
+from hastore.spark.options.names import Names
 from hastore.spark.options.offsets import parse_instant
 from hastore.spark.read.backend import spans_of
 from hastore.spark.read.planning import open_backend, select
@@ -64,7 +65,7 @@ class StatsOptions:
         """
         times = {"startingTimestamp": self.since, "endingTimestamp": self.until}
         limits = {
-            name: str(parse_instant(name, text, "UTC").timestamp_ms)
+            name: str(parse_instant(Names.COMMAND.said(name), text, "UTC").timestamp_ms)
             for name, text in times.items()
             if text is not None
         }

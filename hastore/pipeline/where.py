@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from hastore.client.security import named_file
 from hastore.errors import UsageError
-from hastore.spark.options.source_options import BOOTSTRAP, SECURITY, SourceOptions, parse_options
+from hastore.spark.options.names import BOOTSTRAP, NAMES, Names
+from hastore.spark.options.source_options import SECURITY, SourceOptions, parse_options
 from hastore.spark.read.planning import is_internal as is_internal
 from hastore.spark.read.planning import open_backend, select, without_internal
 
@@ -26,15 +27,20 @@ class Where:
     pattern: str | None = None
     exclude_internal: bool = False
 
-    def options(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the options of the source "hastore", for spark.read. Raises UsageError."""
+    def options(
+        self, more: Mapping[str, str] | None = None, names: Names = Names.COMMAND
+    ) -> dict[str, str]:
+        """Return the options of the source "hastore", for spark.read. Raises UsageError.
+
+        `names` are what the source's errors call them.
+        """
         if (self.path is None) == (self.servers is None):
             raise UsageError("give either --path (a store's directory) or --servers (nodes)")
         if self.topics and self.pattern is not None:
             raise UsageError("give either --topic or --pattern")
         if self.topics and self.exclude_internal:
             raise UsageError("--exclude-internal is for --pattern and for all topics; leave it out")
-        given = dict(more or {})
+        given = {NAMES: names.value, **(more or {})}
         if self.path is not None:
             # The options of Spark's source take a URI.
             as_it_is = self.path.lower().startswith("file:/") or not self.path.strip()
@@ -50,9 +56,11 @@ class Where:
             )
         return given
 
-    def parsed(self, more: Mapping[str, str] | None = None) -> SourceOptions:
+    def parsed(
+        self, more: Mapping[str, str] | None = None, names: Names = Names.COMMAND
+    ) -> SourceOptions:
         """Return the checked options. Raises UsageError."""
-        return parse_options(self.options(more), "UTC")
+        return parse_options(self.options(more, names), "UTC")
 
     def check(self, more: Mapping[str, str] | None = None) -> None:
         """Look whether the place can be read and has the topics; needs no Spark.

@@ -340,7 +340,7 @@ class StreamDriver:
                 raise UnreachableError(
                     f"{self._head.where} is behind the query's checkpoint in {_names(missing)}; it "
                     f"did not catch up within {patience.later_s:g} s: wait until its node has, "
-                    f"read from another replica, or raise the option {patience.option}"
+                    f"or read from another replica{patience.or_raise}"
                 )
             if waited_s >= WARN_S and not warned:
                 warned = True

@@ -10,7 +10,7 @@ import pytest
 from hastore.cli.common import counted, run_code, size_from_mib
 from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
-from hastore.errors import PositionLostError, StoreFullError, UnreachableError, UsageError
+from hastore.errors import StoreFullError, UnreachableError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.store.rebuild.layout import find_sizes
 from tests.spark.stores import numbered, write_store
@@ -160,35 +160,29 @@ def test_what_is_wrong_is_said_before_spark_starts(
         assert captured.out == ""
 
 
-LOST = "read again, or set failOnDataLoss to false to read the messages that are available"
-SILENT = (
-    "no node answered within 30 s, which the option retryTimeout changes; check "
-    "'hastore.bootstrap.servers', or raise the option retryTimeout"
-)
 OF_COMMANDS = (
-    ("export --target t", LOST, "or give --allow-data-loss to read the messages that"),
-    ("stats", LOST, "error: read again, or run it again"),
-    ("stats", SILENT, "error: no node answered within 30 s; check --servers"),
+    ("export --path {store} --topic t --target {none}", "give --allow-data-loss to go on"),
+    ("compact --path {store} --topic t --target {none}", "give --allow-data-loss to go on"),
+    ("stats --path {store}", "run it again"),
 )
 
 
-@pytest.mark.parametrize(("arguments", "text", "said"), OF_COMMANDS)
-def test_an_error_of_the_source_names_the_options_of_the_command(
-    arguments, text, said, monkeypatch, capsys
+@pytest.mark.parametrize(("arguments", "remedy"), OF_COMMANDS)
+def test_what_a_job_opens_knows_the_options_of_its_command(
+    arguments, remedy, places, monkeypatch, capsys
 ):
+    """tests/spark/options/test_names.py has the errors that name them."""
     pytest.importorskip("pyspark")
-    from hastore.pipeline.where import Where
+    command = arguments.split()[0]
 
-    lost = PositionLostError(text, 3, topic="t")
+    def fail(options):
+        names = options.names
+        raise UnreachableError(f"{names.said('path')}: {names.without_loss('go on')}")
 
-    def fail(*_):
-        raise lost
-
-    monkeypatch.setattr(Where, "check", fail)
-    words = [*arguments.split(), "--servers", "127.0.0.1:9"]
+    monkeypatch.setattr(f"hastore.pipeline.{command}.open_backend", fail)
+    words = [word.format(**places) for word in arguments.split()]
     assert run_code(pipeline_group, "hastore pipeline", words) == 1
-    assert said in capsys.readouterr().err
-    assert (lost.queue_id, lost.topic) == (3, "t")
+    assert f"error: --path: {remedy}\n" in capsys.readouterr().err
 
 
 RIGHT = (

@@ -2,10 +2,9 @@
 
 import contextlib
 import functools
-import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +21,7 @@ from hastore.cli.common import (
     stderr,
     with_security,
 )
-from hastore.errors import HastoreError, UsageError
+from hastore.errors import UsageError
 from hastore.pipeline.progress import JobProgress
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def run_job(
     screen = Screen()
     stopped = SignalStop()
     try:
-        with screen, stopped.raised(), _in_own_words(), contextlib.ExitStack() as at_end:
+        with screen, stopped.raised(), contextlib.ExitStack() as at_end:
             screen.begin("check the arguments", None, "")
             check()
 
@@ -232,36 +231,6 @@ def run_job(
     elif as_json:
         print_json(asdict(summary))
     return code
-
-
-# The options of Spark's source in its errors, and what the commands have instead, in this order.
-# No command changes how long it waits.
-_WORDS = (
-    (r", which the option retryTimeout changes|, or raise the option retryTimeout", ""),
-    (r"(option )?'?hastore\.bootstrap\.servers'?", "--servers"),
-    (r"No topics to subscribe to as .* 'subscribe' is", "name a topic: --topic is"),
-    (r"Pattern to subscribe .* 'subscribePattern' is", "give a regular expression: --pattern is"),
-    (r"option 'subscribePattern'", "--pattern"),
-    (r"option 'startingTimestamp'|\bstartingTimestamp\b", "--since"),
-    (r"option 'endingTimestamp'|\bendingTimestamp\b", "--until"),
-    (r"option 'path'", "--path"),
-)
-_LOSS = r"set failOnDataLoss to false( to read the messages that are available)?"
-
-
-@contextlib.contextmanager
-def _in_own_words() -> Iterator[None]:
-    """Let errors of Spark's source name the options of the command that runs."""
-    try:
-        yield
-    except HastoreError as error:
-        text = str(error)
-        for source, own in _WORDS:
-            text = re.sub(source, own, text)
-        may_lose = "allow_data_loss" in click.get_current_context().params
-        text = re.sub(_LOSS, r"give --allow-data-loss\1" if may_lose else "run it again", text)
-        error.args = (text, *error.args[1:])
-        raise
 
 
 def check_spark() -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hastore.errors import PositionLostError, UsageError
+from hastore.spark.options.names import Names
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ class Instant(NamedTuple):
     in_session_zone: bool
 
 
-def parse_instant(option: str, text: str, session_zone: str | None) -> Instant:
-    """Parse milliseconds or ISO 8601 text.
+def parse_instant(called: str, text: str, session_zone: str | None) -> Instant:
+    """Parse milliseconds or ISO 8601 text; `called` is how errors say the option.
 
     Raises UsageError, also if the text has no time zone and the session's is not known.
     """
@@ -44,14 +45,14 @@ def parse_instant(option: str, text: str, session_zone: str | None) -> Instant:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise UsageError(
-            f"option {option!r}: Expected milliseconds since 1970 or ISO 8601 text such as "
+            f"{called}: Expected milliseconds since 1970 or ISO 8601 text such as "
             f"2026-11-20T21:52:00+01:00, got {text}"
         ) from error
     if moment.tzinfo is not None:
         return Instant(to_milliseconds(moment), False)
     if session_zone is None:
         raise UsageError(
-            f"option {option!r}: {text} has no time zone; add one, such as {text}Z, or call "
+            f"{called}: {text} has no time zone; add one, such as {text}Z, or call "
             "hastore.spark.register(spark) first: then the session's zone counts (not with Spark "
             "Connect)"
         )
@@ -250,7 +251,7 @@ def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
 
 
-def check_limits(start: OffsetLimit, end: OffsetLimit) -> None:
+def check_limits(start: OffsetLimit, end: OffsetLimit, names: Names = Names.QUERY) -> None:
     """Raise UsageError if the limits contradict each other; nothing has been read yet."""
     if isinstance(start, OffsetsByPartition) and isinstance(end, OffsetsByPartition):
         _check_same_partitions(start.offsets, end.offsets)
@@ -271,8 +272,8 @@ def check_limits(start: OffsetLimit, end: OffsetLimit) -> None:
     if isinstance(start, GlobalTimestamp) and isinstance(end, GlobalTimestamp):
         if start.timestamp_ms > end.timestamp_ms:
             raise UsageError(
-                f"startingTimestamp ({start.timestamp_ms}) is beyond "
-                f"endingTimestamp ({end.timestamp_ms})"
+                f"{names.bare('startingTimestamp')} ({start.timestamp_ms}) is beyond "
+                f"{names.bare('endingTimestamp')} ({end.timestamp_ms})"
             )
 
 
@@ -311,6 +312,7 @@ class Limits:
     end: OffsetLimit
     no_match: NoMatch = NoMatch.ERROR
     fail_on_data_loss: bool = True
+    names: Names = Names.QUERY
 
     def removed(
         self, available: Mapping[TopicPartition, OffsetRange]
@@ -384,9 +386,7 @@ class Limits:
             f"written{unheard}"
         )
         if self.fail_on_data_loss:
-            raise PositionLostError(
-                f"{text}; set failOnDataLoss to false to read the messages that are available"
-            )
+            raise PositionLostError(f"{text}; {self.names.without_loss()}")
         nearest = min(max(offset, there.start), there.end)
         log.warning("%s; the read takes %d instead", text, nearest)
         return nearest

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from hastore.addresses import folder_of_url, is_cluster_address
 from hastore.errors import UsageError
 from hastore.record.message_filter import MessageFilter, make_filter
+from hastore.spark.options.names import BOOTSTRAP as BOOTSTRAP
+from hastore.spark.options.names import NAMES, PATH, TOPIC, Names
 from hastore.spark.options.offsets import (
     Bound,
     GlobalTimestamp,
@@ -55,12 +57,22 @@ _UNITS_S = {
 class Patience:
     """How long to wait for nodes: for the first answer of any, and for later ones, in seconds.
 
-    `option` is the option that sets it, for errors.
+    `option` is the option that sets it, for errors; None if there is none.
     """
 
     first_s: float = FIRST_ANSWER_S
     later_s: float = DEFAULT_S
-    option: str = RETRY_TIMEOUT
+    option: str | None = RETRY_TIMEOUT
+
+    @property
+    def changed_by(self) -> str:
+        """Return what a text says behind a time that was waited."""
+        return f", which the option {self.option} changes" if self.option else ""
+
+    @property
+    def or_raise(self) -> str:
+        """Return what a text adds to other remedies."""
+        return f", or raise the option {self.option}" if self.option else ""
 
 
 DEFAULT_PATIENCE = Patience()
@@ -89,18 +101,15 @@ def parse_patience(options: Mapping[str, str], *names: str) -> Patience:
                     "15m; a number alone is milliseconds"
                 )
             return Patience(seconds, seconds, name)
-    return Patience(option=names[0])
+    return Patience(option=names[0] if Names.of(options).have_waits else None)
 
 
 LOGGER = logging.getLogger(__name__)
 
-BOOTSTRAP = "hastore.bootstrap.servers"
 GROUPS = "hastore.groups"
 SECURITY = "hastore.security.file"
-PATH = "path"
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
 STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-TOPIC = "topic"
 # Of the sink. A view in SQL has one set of options, and is read and written.
 SINK_ONLY = (TOPIC, "acks", "syncFlush", DELIVERY_TIMEOUT, "idempotent", "writeId")
 _KNOWN = (
@@ -136,7 +145,7 @@ NO_TABLES = (
     "Spark does not pass a table's options to a Python data source; use CREATE TEMPORARY VIEW name "
     "USING hastore OPTIONS (...), which SELECT and INSERT INTO take as a table"
 )
-_BY_LOWER_NAME = {name.lower(): name for name in (*_KNOWN, *SINK_ONLY)}
+_BY_LOWER_NAME = {name.lower(): name for name in (*_KNOWN, *SINK_ONLY, NAMES)}
 _KAFKA_ONLY = frozenset({"groupidprefix", "includetimestamp"})
 _KAFKA_WAITS = frozenset(
     {"kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms"}
@@ -209,6 +218,7 @@ class SourceOptions:
     tags: str | None = None
     sql: str | None = None
     patience: Patience = DEFAULT_PATIENCE
+    names: Names = Names.QUERY
     may_be_written: bool = False  # the topic is that of a write, which may create it
 
     @property
@@ -225,9 +235,9 @@ def parse_options(
     Raises UsageError, which names the option and the remedy.
     """
     options = spell(raw)
-    mode = _parse_mode(options)
+    mode, names = _parse_mode(options), Names.of(options)
     instants = {
-        name: parse_instant(name, options[name], session_zone)
+        name: parse_instant(names.said(name), options[name], session_zone)
         for name in ("startingTimestamp", "endingTimestamp")
         if name in options
     }
@@ -260,6 +270,7 @@ def parse_options(
         tags=options.get("tags"),
         sql=options.get("sql"),
         patience=parse_patience(options, RETRY_TIMEOUT),
+        names=names,
         may_be_written=not any(name in options for name in _STRATEGIES),
     )
 
@@ -331,18 +342,19 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
             "(addresses of running nodes) must be specified for format 'hastore'"
             + ("" if options else f"; if this is a table: {NO_TABLES}")
         )
+    names = Names.of(options)
     if PATH in options:
-        path = options[PATH]
+        path, called = options[PATH], names.said(PATH)
         if not path.strip():
-            raise UsageError("option 'path' is empty; name a store's directory")
+            raise UsageError(f"{called} is empty; name a store's directory")
         if "\0" in path:
-            raise UsageError("option 'path' holds a NUL character; name a store's directory")
+            raise UsageError(f"{called} holds a NUL character; name a store's directory")
         # A URI, or Hadoop's form of one: file:/a is file:///a.
         return folder_of_url(path), ()
     servers = tuple(s.strip() for s in options[BOOTSTRAP].split(",") if s.strip())
     if not servers:
         raise UsageError(
-            f"option {BOOTSTRAP!r} is empty; name at least one node, e.g. tcp://127.0.0.1:10911"
+            f"{names.said(BOOTSTRAP)} is empty; name at least one node, e.g. tcp://127.0.0.1:10911"
         )
     return None, servers
 
@@ -373,7 +385,8 @@ def _parse_strategy(options: Mapping[str, str]) -> Strategy:
             else "One of the following options must"
         )
         raise UsageError(f"{which} be specified for hastore source: {', '.join(_STRATEGIES)}")
-    value = options[given[0]]
+    value, names = options[given[0]], Names.of(options)
+    called = names.said(given[0])
     if given[0] == "assign":
         if not value.strip().startswith("{"):
             raise UsageError(
@@ -382,22 +395,25 @@ def _parse_strategy(options: Mapping[str, str]) -> Strategy:
         return Assign(parse_partitions(value))
     if given[0] == "subscribe":
         topics = tuple(sorted({t.strip() for t in value.split(",") if t.strip()}))
+        if not topics and names is not Names.QUERY:
+            raise UsageError(f"name a topic: {called} is '{value}'")
         if not topics:
             raise UsageError(
-                f"No topics to subscribe to as specified value for option 'subscribe' is '{value}'"
+                f"No topics to subscribe to as specified value for {called} is '{value}'"
             )
         return Subscribe(topics)
     pattern = value.strip()
+    if not pattern and names is not Names.QUERY:
+        raise UsageError(f"give a regular expression: {called} is '{value}'")
     if not pattern:
         raise UsageError(
-            "Pattern to subscribe is empty as specified value for option "
-            f"'subscribePattern' is '{value}'"
+            f"Pattern to subscribe is empty as specified value for {called} is '{value}'"
         )
     try:
         re.compile(pattern)
     except re.error as error:
         raise UsageError(
-            f"option 'subscribePattern' is not a regular expression: {error}"
+            f"{called} is not a regular expression: {error}; correct it"
         ) from error
     return SubscribePattern(pattern)
 
@@ -421,7 +437,7 @@ def _parse_limits(options: Mapping[str, str]) -> Limits:
                 raise UsageError(
                     f"ending offset for {key} can't be earliest for batch queries on hastore"
                 )
-    check_limits(start, end)
+    check_limits(start, end, Names.of(options))
     return _make_limits(options, start, end)
 
 
@@ -442,7 +458,8 @@ def _make_limits(options: Mapping[str, str], start: OffsetLimit, end: OffsetLimi
         raise UsageError(
             f"option 'startingOffsetsByTimestampStrategy' is {text!r}; use 'error' or 'latest'"
         )
-    return Limits(start, end, NoMatch(text), parse_bool(options, "failOnDataLoss", default=True))
+    fails = parse_bool(options, "failOnDataLoss", default=True)
+    return Limits(start, end, NoMatch(text), fails, Names.of(options))
 
 
 def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> OffsetLimit:

@@ -24,6 +24,7 @@ from hastore.ha.rules.epochs import Standing
 from hastore.record.topic_records import MAX_QUEUES
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows
 from hastore.spark.arrow.record_fields import Ints, RecordFields
+from hastore.spark.options.names import BOOTSTRAP, Names
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
 from hastore.spark.options.source_options import DEFAULT_PATIENCE, GROUPS, Patience
@@ -64,6 +65,7 @@ class _Groups:
         patience: Patience,
         needed: tuple[str, ...],
         make: Callable[[GroupNodes], Any],
+        names: Names,
     ) -> None:
         """`make` returns a group's part, by its nodes.
 
@@ -74,6 +76,7 @@ class _Groups:
         self._patience = patience
         self._needed = needed
         self._make = make
+        self._names = names
         self._found = ClusterGroups(cluster, as_security(security), SYSTEM_CLOCK)
         self._found.start()
         self._parts: dict[int, tuple[str, Any]] = {}
@@ -109,8 +112,8 @@ class _Groups:
                 )
         if not self._parts:
             raise UnreachableError(
-                f"{self._found.problem}; check 'hastore.bootstrap.servers', or raise the option "
-                f"{self._patience.option}"
+                f"{self._found.problem}; check {self._names.said(BOOTSTRAP)}"
+                f"{self._patience.or_raise}"
             )
         return {number: part for number, (_, part) in self._parts.items()}
 
@@ -246,8 +249,10 @@ class ClusterBackend(_OfGroups):
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
         needed: tuple[str, ...] = (),
+        names: Names = Names.QUERY,
     ) -> None:
         self.where = str(cluster)
+        self._names = names
         self._needed = needed
         self._cluster, self._security, self._patience = cluster, security, patience
         self._fail_on_data_loss = fail_on_data_loss
@@ -255,13 +260,13 @@ class ClusterBackend(_OfGroups):
 
     def __enter__(self) -> Self:
         self._groups = _Groups(
-            self._cluster, self._security, self._patience, self._needed, self._make
+            self._cluster, self._security, self._patience, self._needed, self._make, self._names
         )
         return self
 
     def _make(self, nodes: GroupNodes) -> ServerBackend:
         at, fails = nodes.addresses(), self._fail_on_data_loss
-        return ServerBackend(at, fails, self._security, self._patience, nodes)
+        return ServerBackend(at, fails, self._security, self._patience, nodes, self._names)
 
     def __exit__(self, *_: object) -> None:
         if self._groups is not None:
@@ -315,9 +320,11 @@ class ClusterHead(_OfGroups):
         self._groups = _Groups(
             cluster,
             security,
+        names: Names = Names.QUERY,
             patience,
             needed,
-            lambda nodes: ServerHead(nodes.addresses(), security, patience, nodes),
+            lambda nodes: ServerHead(nodes.addresses(), security, patience, nodes, names),
+            names,
         )
         self._begun = False
 

@@ -41,7 +41,7 @@ def open_backend(options: SourceOptions) -> Backend:
     if options.path is not None:
         from hastore.spark.read.stores import PathBackend
 
-        return PathBackend(options.path, options.limits.fail_on_data_loss)
+        return PathBackend(options.path, options.limits.fail_on_data_loss, options.names)
     from hastore.client.connections.bootstrap import cluster_of
 
     fails, security = options.limits.fail_on_data_loss, options.security
@@ -49,10 +49,14 @@ def open_backend(options: SourceOptions) -> Backend:
     if cluster is not None:
         from hastore.spark.read.clusters import ClusterBackend
 
-        return ClusterBackend(cluster, fails, security, options.patience, options.groups)
+        return ClusterBackend(
+            cluster, fails, security, options.patience, options.groups, options.names
+        )
     from hastore.spark.read.servers import ServerBackend
 
-    return ServerBackend(options.bootstrap, fails, security, options.patience)
+    return ServerBackend(
+        options.bootstrap, fails, security, options.patience, names=options.names
+    )
 
 
 def open_head(options: SourceOptions) -> Head:
@@ -60,17 +64,21 @@ def open_head(options: SourceOptions) -> Head:
     if options.path is not None:
         from hastore.spark.read.stores import PathHead
 
-        return PathHead(options.path)
+        return PathHead(options.path, options.names)
     from hastore.client.connections.bootstrap import cluster_of
 
     cluster = cluster_of(options.bootstrap)
     if cluster is not None:
         from hastore.spark.read.clusters import ClusterHead
 
-        return ClusterHead(cluster, options.security, options.patience, options.groups)
+        return ClusterHead(
+            cluster, options.security, options.patience, options.groups, options.names
+        )
     from hastore.spark.read.servers import ServerHead
 
-    return ServerHead(options.bootstrap, options.security, options.patience)
+    return ServerHead(
+        options.bootstrap, options.security, options.patience, names=options.names
+    )
 
 
 def check_topics(options: SourceOptions) -> None:

@@ -38,6 +38,7 @@ from hastore.ha.rules.epochs import Standing
 from hastore.protocol import api
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.record.message_filter import MessageFilter
+from hastore.spark.options.names import BOOTSTRAP, Names
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
 from hastore.spark.options.source_options import DEFAULT_PATIENCE, Patience
@@ -85,13 +86,15 @@ class ServerBackend:
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
         nodes: GroupNodes | None = None,
+        names: Names = Names.QUERY,
     ) -> None:
         self._nodes = nodes
+        self._names = names
         try:
             self._bootstrap = parse_bootstrap(bootstrap)
         except UsageError as error:
             text = str(error).removeprefix("bootstrap: ")
-            raise UsageError(f"option 'hastore.bootstrap.servers': {text}") from error
+            raise UsageError(f"{names.said(BOOTSTRAP)}: {text}") from error
         self.where = ",".join(self._bootstrap)
         self._security = security
         self._patience = patience
@@ -136,8 +139,8 @@ class ServerBackend:
             missing = head.wait_replayed()
             if missing is not None and self._fail_on_data_loss:
                 raise ClientError(
-                    f"{missing}; read again once `hastore status` shows no such problem, or set "
-                    "failOnDataLoss to false to read the messages that are available"
+                    f"{missing}; read again once `hastore status` shows no such problem"
+                    f"{self._names.or_without_loss()}"
                 )
             if missing is not None:
                 log.warning("%s", missing)
@@ -199,7 +202,9 @@ class ServerBackend:
         return self._searching.offset_by_time(partition, timestamp_ms)
 
     def _head(self) -> "ServerHead":
-        return ServerHead(self._bootstrap, self._security, self._patience, self._nodes)
+        return ServerHead(
+            self._bootstrap, self._security, self._patience, self._nodes, self._names
+        )
 
     def log_range(self) -> tuple[int, int]:
         """Raise UsageError: nodes give messages by queue only."""
@@ -239,15 +244,15 @@ class ServerBackend:
                 yield from batches
         except PositionLostError as lost:
             raise PositionLostError(
-                f"{lost}; set failOnDataLoss to false to read the messages that are available",
+                f"{lost}; {self._names.without_loss()}",
                 lost.queue_id,
                 lost.common,
                 lost.topic,
             ) from lost
         except UnreachableError as failure:
             raise UnreachableError(
-                f"{failure}. Start a node of the group, name nodes that run in "
-                f"hastore.bootstrap.servers, or raise the option {self._patience.option}"
+                f"{failure}. Start a node of the group, or name nodes that run in "
+                f"{self._names.said(BOOTSTRAP)}{self._patience.or_raise}"
             ) from failure
         finally:
             chunks.close()
@@ -371,9 +376,11 @@ class ServerHead:
         self._nodes = nodes
         self._security = security
         self._patience = patience
+        names: Names = Names.QUERY,
         self._answered = False  # whether a node ever has
         self._bootstrap = parse_bootstrap(bootstrap)
         self.where = ",".join(self._bootstrap)
+        self._names = names
         self._requester: Requester | None = None
         self._node: str | None = None  # the address that answers
         self._surveyed_ms = float("-inf")
@@ -788,10 +795,9 @@ class ServerHead:
 
     def _no_answer(self, wait_s: float, failure: UnreachableError) -> str:
         return (
-            f"no node of {self.where} answered within {wait_s:g} s, which the option "
-            f"{self._patience.option} changes: {failure}; check 'hastore.bootstrap.servers', that "
-            "a node runs there, and that Spark's driver and executors can reach the nodes' API "
-            "ports"
+            f"no node of {self.where} answered within {wait_s:g} s{self._patience.changed_by}: "
+            f"{failure}; check {self._names.said(BOOTSTRAP)}, that a node runs there, and that "
+            "Spark's driver and executors can reach the nodes' API ports"
         )
 
     def _follow(self) -> None:

@@ -36,6 +36,7 @@ from hastore.ha.rules.epochs import (
 )
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat
+from hastore.spark.options.names import BOOTSTRAP, Names
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace, ReadableRange
@@ -60,8 +61,9 @@ Entries = tuple[tuple[int, int], ...]  # (epoch, start offset), both rising
 class _Folder:
     """What batch reads and streams ask of a store's folder alike."""
 
-    def __init__(self, path: str, opened: StoreReader | None) -> None:
+    def __init__(self, path: str, opened: StoreReader | None, names: Names) -> None:
         self.where = path
+        self._names = names
         self._opened = opened
         self._epochs = EpochFile(path)
 
@@ -165,12 +167,14 @@ class _Folder:
 class PathBackend(_Folder):
     """A store's directory, read through its files."""
 
-    def __init__(self, path: str, fail_on_data_loss: bool) -> None:
-        super().__init__(path, None)
+    def __init__(
+        self, path: str, fail_on_data_loss: bool, names: Names = Names.QUERY
+    ) -> None:
+        super().__init__(path, None, names)
         self._fail_on_data_loss = fail_on_data_loss
 
     def __enter__(self) -> Self:
-        _check_folder(self.where)
+        _check_folder(self.where, self._names)
         try:
             os.scandir(self.where).close()
             self._opened = StoreReader(self.where)
@@ -226,8 +230,8 @@ class PathBackend(_Folder):
             raise CorruptRecordError(
                 f"{self.where}: the last whole record of the log ends at offset {end}, but its "
                 f"queues go on (message {first[3]} of {first[1]}-{first[2]} at offset {first[0]}): "
-                "a record is damaged, or log files are missing; copy the store again, or set "
-                "failOnDataLoss to false to read what precedes"
+                "a record is damaged, or log files are missing; copy the store again"
+                f"{self._names.or_without_loss('read what precedes')}"
             )
 
     def log_range(self) -> tuple[int, int]:
@@ -380,7 +384,7 @@ class PathBackend(_Folder):
         if self._fail_on_data_loss:
             raise PositionLostError(
                 f"{self.where} lost {what}: removed by retention or cut by a failover during the "
-                "read; set failOnDataLoss to false to read the messages that are available"
+                f"read; {self._names.without_loss()}"
             )
         log.warning("%s lost %s: they are left out", self.where, what)
 
@@ -397,7 +401,7 @@ def _tagged(units: QueueUnits, codes: frozenset[int]) -> "Bools":
     return found
 
 
-def _check_folder(path: str) -> None:
+def _check_folder(path: str, names: Names) -> None:
     """Raise StoreError if there is no folder; with Spark Connect the machine may be another one."""
     if os.path.isdir(path):
         return
@@ -405,7 +409,7 @@ def _check_folder(path: str) -> None:
     raise StoreError(
         f"there is no directory {os.path.abspath(path)} on {socket.gethostname()}{relative}; a "
         "path must lead to the store on the driver and on every executor; otherwise read from "
-        "nodes: set 'hastore.bootstrap.servers' instead"
+        f"nodes: give {names.said(BOOTSTRAP)} instead"
     )
 
 
@@ -535,10 +539,10 @@ def names_writer(before: Stored) -> bool:
 class PathHead(_Folder):
     """A store's directory. The epochs come from the node's state, which a RocketMQ store lacks."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, names: Names = Names.QUERY) -> None:
         """Open the store; raises StoreError when there is none."""
-        _check_folder(path)
-        super().__init__(path, StoreReader(path))
+        _check_folder(path, names)
+        super().__init__(path, StoreReader(path), names)
         self._token: Entries | None = None
 
     def close(self) -> None:

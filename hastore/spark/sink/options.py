@@ -23,17 +23,15 @@ from pyspark.sql.types import (
 
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.record.topic_records import check_name
+from hastore.spark.options.names import BOOTSTRAP, NAMES, PATH, TOPIC, Names
 from hastore.spark.options.source_options import (
-    BOOTSTRAP,
     DEFAULT_PATIENCE,
     DELIVERY_TIMEOUT,
     NO_TABLES,
-    PATH,
     RETRY_TIMEOUT,
     SECURITY,
     SINK_ONLY,
     SOURCE_OPTIONS,
-    TOPIC,
     Patience,
     parse_bool,
     parse_patience,
@@ -47,7 +45,7 @@ _KNOWN = (
     # Spark's own for streams; it passes them on.
     *("checkpointLocation", "queryName"),
 )
-_BY_LOWER_NAME = {name.lower(): name for name in (*_KNOWN, *SOURCE_OPTIONS)}
+_BY_LOWER_NAME = {name.lower(): name for name in (*_KNOWN, *SOURCE_OPTIONS, NAMES)}
 _KAFKA = {
     "kafka.bootstrap.servers": BOOTSTRAP,
     "kafka.acks": "acks",
@@ -75,6 +73,7 @@ class SinkOptions:
     security: str | None = None
     patience: Patience = DEFAULT_PATIENCE
     default_topic: str | None = None
+    names: Names = Names.QUERY
 
 
 def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -103,6 +102,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
         security=security_file(options),
         patience=parse_patience(options, DELIVERY_TIMEOUT, RETRY_TIMEOUT),
         default_topic=_topic_of_view(options),
+        names=Names.of(options),
     )
 
 
@@ -130,8 +130,9 @@ def _parse_bootstrap(options: Mapping[str, str]) -> tuple[str, ...]:
     if not servers:
         problem = "must be specified" if text is None else "is empty"
         raise UsageError(
-            f"option {BOOTSTRAP!r} {problem} for a write to {_FORMAT}; name at least one node, "
-            "e.g. tcp://127.0.0.1:10911" + ("" if options else f"; if this is a table: {NO_TABLES}")
+            f"{Names.of(options).said(BOOTSTRAP)} {problem} for a write to {_FORMAT}; name at "
+            "least one node, e.g. tcp://127.0.0.1:10911"
+            + ("" if options else f"; if this is a table: {NO_TABLES}")
         )
     return servers
 
@@ -142,7 +143,7 @@ def _parse_topic(options: Mapping[str, str]) -> str | None:
         try:
             check_destination(topic)
         except MessageIllegalError as failure:
-            raise UsageError(f"option 'topic': {failure}") from failure
+            raise UsageError(f"{Names.of(options).said(TOPIC)}: {failure}") from failure
     return topic
 
 

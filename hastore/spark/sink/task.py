@@ -18,6 +18,7 @@ from hastore.errors import (
     UnreachableError,
     UsageError,
 )
+from hastore.spark.options.names import BOOTSTRAP
 from hastore.spark.sink.options import SinkColumns, SinkOptions
 from hastore.spark.sink.records import MAX_ROWS, RecordBuilder, RowError, TaskIdentity, number_of
 
@@ -85,10 +86,9 @@ def _reach(sender: RepeatableSender, options: SinkOptions) -> None:
         sender.reach(patience.first_s)
     except UnreachableError as failure:
         raise UnreachableError(
-            f"no node of {','.join(options.bootstrap)} answered within {patience.first_s:g} s, "
-            f"which the option {patience.option} changes: {failure}; check "
-            "'hastore.bootstrap.servers', that a node runs there, and that Spark's driver and "
-            "executors can reach the nodes' API ports"
+            f"no node of {','.join(options.bootstrap)} answered within {patience.first_s:g} s"
+            f"{patience.changed_by}: {failure}; check {options.names.said(BOOTSTRAP)}, that a node "
+            "runs there, and that Spark's driver and executors can reach the nodes' API ports"
         ) from failure
 
 
@@ -194,7 +194,8 @@ class _Task:
         text = f"partition {self._partition}: {failure}"
         if isinstance(failure, UnreachableError | NotStoredError | OutcomeUnknown):
             patience = options.patience
-            text += f" (the option {patience.option} is how long to wait: {patience.later_s:g} s)"
+            how = f"the option {patience.option} is how long to wait: " if patience.option else ""
+            text += f" ({how}{patience.later_s:g} s)"
         waiting = self._sender.unconfirmed
         if waiting is not None:
             first, end = (number - self._identity.first for number in waiting)

@@ -28,7 +28,8 @@ from hastore.spark.options.offsets import parse_instant, to_milliseconds
     ],
 )
 def test_instants(text, zone, milliseconds, in_session_zone):
-    assert parse_instant("startingTimestamp", text, zone) == (milliseconds, in_session_zone)
+    found = parse_instant("option 'startingTimestamp'", text, zone)
+    assert found == (milliseconds, in_session_zone)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_instants(text, zone, milliseconds, in_session_zone):
 )
 def test_what_is_no_instant(text, zone, reason):
     with pytest.raises(UsageError, match=reason):
-        parse_instant("startingTimestamp", text, zone)
+        parse_instant("option 'startingTimestamp'", text, zone)
 
 
 @given(st.integers(0, 10**15), st.integers(0, 10**12))
