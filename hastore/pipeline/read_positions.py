@@ -21,7 +21,7 @@ from hastore.spark.options.partitions import QueueRange
 from hastore.spark.options.source_options import DEFAULT_PATIENCE, Patience, Strategy
 from hastore.spark.read.backend import Backend, spans_of
 from hastore.spark.read.clusters import is_of_cluster, number_in
-from hastore.spark.read.planning import AbsentNodes, select
+from hastore.spark.read.planning import AbsentNodes, matching, select
 
 log = logging.getLogger(__name__)
 _ALL_QUEUES = "all_queues"  # of a commit's state: the topics whose queues all have a position
@@ -130,6 +130,7 @@ def unread(
     unheard = ""
     if _removed(available, positions):
         unheard = AbsentNodes(backend, patience).wait(removed)
+    _check_unlisted(backend, strategy, committed, available)
     ranges, lost = {}, []
     for key in sorted(available):
         there, start = available[key], positions[key].next
@@ -220,6 +221,43 @@ def _partitions(keys: Iterable[TopicPartition]) -> dict[str, set[int]]:
     for topic, partition in keys:
         found.setdefault(topic, set()).add(partition)
     return found
+
+
+def _check_unlisted(
+    backend: Backend,
+    strategy: Strategy,
+    committed: ReadPositions,
+    available: Mapping[TopicPartition, OffsetRange],
+) -> None:
+    """Raise PositionLostError for a queue that was read, and that a store's folder does not list.
+
+    Nodes list the queues without messages too. A folder does not, so its log decides: the queue of
+    a record that the log still has to have must be there, unless its topic was deleted.
+    """
+    known = matching(strategy, dict.fromkeys(committed, OffsetRange(0, 0)))
+    unlisted = sorted(key for key in known if key not in available and committed[key].mark)
+    if backend.limit_offset() is None or not unlisted:
+        return
+    start, _ = backend.log_range()
+    ended, topics = backend.ended(unlisted), {key.topic for key in available}
+    for key in unlisted:
+        mark = committed[key].mark
+        assert mark is not None
+        if key in ended or mark.physical_offset < start:  # it was deleted, or retention removed it
+            continue
+        if key.topic not in topics and not backend.knows_deletions:
+            log.warning(
+                "%s has no queue of topic %r, which was read before: it counts as deleted",
+                backend.where,
+                key.topic,
+            )
+            continue
+        raise PositionLostError(
+            f"{key} was read up to {committed[key].next} before, and {backend.where} has no such "
+            "queue: a failover has cut all of it, this replica is behind, or its consume queues "
+            "are lost, which `hastore pipeline index` builds anew. If the replica is only behind, "
+            "run the job again later; if the log was cut, start over with a new target"
+        )
 
 
 def check_read_position(

@@ -121,6 +121,41 @@ def written(queue, count, *, topic="t"):
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta", "iceberg"])
+def test_a_queue_that_was_read_and_is_not_listed_any_more_is_no_news(
+    tmp_path, monkeypatch, caplog
+):
+    """A folder lists the queues with messages only, so a cut may have emptied one."""
+    run_here(monkeypatch)
+    store, target = tmp_path / "store", str(tmp_path / "target")
+    both = [*numbered(80, queues=2), *written(0, 3, topic="other")]
+    where = Where(str(store))
+    write_anew(store, both)
+    assert export(SPARK, where, target).messages == 83
+    shutil.rmtree(store / "consumequeue" / "t" / "1")
+    with pytest.raises(PositionLostError, match=r"t-1 was read up to 40 before, and .* no such qu"):
+        export(SPARK, where, target)
+    assert export(SPARK, Where(str(store), topics=("other",)), target).messages == 0
+    shutil.rmtree(store / "consumequeue" / "t")  # as RocketMQ deletes a topic
+    caplog.clear()
+    assert export(SPARK, where, target).messages == 0
+    assert {r.getMessage() for r in caplog.records} == {
+        f"{store} has no queue of topic 't', which was read before: it counts as deleted"
+    }
+
+
+def test_a_queue_of_which_retention_has_removed_all_may_be_gone(tmp_path, monkeypatch):
+    """RocketMQ removes such a queue."""
+    run_here(monkeypatch)
+    store, target = tmp_path / "store", str(tmp_path / "target")
+    messages = written(1, 3) + written(0, 200)
+    where = Where(str(store), topics=("t",))
+    write_anew(store, messages[:103])
+    assert export(SPARK, where, target).messages == 103
+    write_anew(store, messages, removed=1)
+    shutil.rmtree(store / "consumequeue" / "t" / "1")
+    assert export(SPARK, where, target).messages == 100
+
+
 def test_what_retention_removes_of_a_queue_that_is_new_since_the_last_run_is_lost(
     tmp_path, monkeypatch, form
 ):

@@ -95,6 +95,11 @@ class Backend(Listing, Protocol):
         """
         ...
 
+    @property
+    def knows_deletions(self) -> bool:
+        """Whether `ended` tells of the queues of topics that were deleted, and are not listed."""
+        ...
+
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, ReadableRange]:

@@ -283,6 +283,11 @@ class ClusterBackend(_OfGroups):
         parts = self._known.parts(whole=True)
         return _joined((number, part.available(topics)) for number, part in parts.items())
 
+    @property
+    def knows_deletions(self) -> bool:
+        """Return False: nodes tell of topics that are there."""
+        return False
+
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, ReadableRange]:
@@ -315,12 +320,12 @@ class ClusterHead(_OfGroups):
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
         needed: tuple[str, ...] = (),
+        names: Names = Names.QUERY,
     ) -> None:
         self.where = str(cluster)
         self._groups = _Groups(
             cluster,
             security,
-        names: Names = Names.QUERY,
             patience,
             needed,
             lambda nodes: ServerHead(nodes.addresses(), security, patience, nodes, names),

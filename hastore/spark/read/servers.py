@@ -165,6 +165,11 @@ class ServerBackend:
         finally:
             head.close()
 
+    @property
+    def knows_deletions(self) -> bool:
+        """Return False: nodes tell of topics that are there."""
+        return False
+
     def absent(self, keys: Collection[TopicPartition]) -> dict[str, str]:
         """Return the nodes that cannot be asked for messages now, and what they did not do."""
         head = self._head()
@@ -371,16 +376,16 @@ class ServerHead:
         security: str | None = None,
         patience: Patience = DEFAULT_PATIENCE,
         nodes: GroupNodes | None = None,
+        names: Names = Names.QUERY,
     ) -> None:
         """`nodes` are those of a group of a cluster, which are followed to other addresses."""
         self._nodes = nodes
+        self._names = names
         self._security = security
         self._patience = patience
-        names: Names = Names.QUERY,
         self._answered = False  # whether a node ever has
         self._bootstrap = parse_bootstrap(bootstrap)
         self.where = ",".join(self._bootstrap)
-        self._names = names
         self._requester: Requester | None = None
         self._node: str | None = None  # the address that answers
         self._surveyed_ms = float("-inf")

@@ -211,6 +211,11 @@ class PathBackend(_Folder):
         places = {key: found.get(key, QueuePlace(span.end)) for key, span in queues.items()}
         return {key: ReadableRange(span, places[key].before) for key, span in queues.items()}
 
+    @property
+    def knows_deletions(self) -> bool:
+        """Whether the log has the deletions of topics: a RocketMQ broker only removes queues."""
+        return self._reader.is_hastore
+
     def _check_end(self, queues: Mapping[TopicPartition, OffsetRange]) -> None:
         """Raise CorruptRecordError if a queue goes on beyond the last whole record of the log.
 

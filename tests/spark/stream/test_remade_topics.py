@@ -6,9 +6,14 @@ import pytest
 
 from hastore.config.model import RetentionConfig
 from hastore.errors import ClientError, PositionLostError, UsageError
-from hastore.pipeline.read_positions import ReadPosition, positions_as_state, unread
+from hastore.pipeline.read_positions import (
+    ReadPosition,
+    end_positions,
+    positions_as_state,
+    unread,
+)
 from hastore.record.topic_records import TopicConfig
-from hastore.spark.options.offsets import TopicPartition
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import parse_options, parse_stream_options
 from hastore.spark.read.planning import open_backend, open_head, select
 from hastore.spark.stream_driver import StreamDriver
@@ -89,6 +94,29 @@ def test_to_an_export_what_a_deletion_ended_in_a_new_queue_is_no_loss(begin):
         found = unread(backend, source.strategy, done, fail_on_data_loss=True)
     assert found.ranges == {T0: (1, 2), T1: (2, 3)}
     assert not found.lost
+
+
+def test_to_an_export_a_queue_that_is_not_listed_was_cut_unless_a_deletion_ended_it(begin):
+    node, run = begin
+    node.put({}, queue=0)
+    source = run("subscribePattern")._options.source
+    with open_backend(source) as backend:
+        read = end_positions(backend, {T0: OffsetRange(1, 2)})
+        unlisted = {TopicPartition(TOPIC, 7): read[T0]}
+        done = positions_as_state(read | unlisted, [TOPIC])
+        if source.path is None:  # nodes list the queues without messages, too
+            assert not unread(backend, source.strategy, done, fail_on_data_loss=True).lost
+        else:
+            with pytest.raises(PositionLostError, match="TopicA-7 was read up to 2 before"):
+                unread(backend, source.strategy, done, fail_on_data_loss=True)
+    delete(node.store, TOPIC)
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    node.show()
+    with open_backend(source) as backend:
+        found = unread(
+            backend, source.strategy, positions_as_state(read, [TOPIC]), fail_on_data_loss=True
+        )
+        assert not found.ranges and not found.lost and found.positions == read
 
 
 def test_a_topic_that_is_made_again_while_a_stream_runs_is_read_from_its_begin(begin):
