@@ -7,6 +7,7 @@ stopped keeps what was committed, and the next run goes on from there.
 
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,12 +47,14 @@ from hastore.pipeline.read_positions import (
 from hastore.pipeline.running import Start, Stopwatch, check_session, run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_folders
 from hastore.pipeline.where import Where, as_option
-from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.names import Names
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import open_backend, select
 from hastore.spark.worker import interrupted_later
+
+log = logging.getLogger(__name__)
 
 
 class ExportTarget(Protocol):
@@ -126,6 +129,7 @@ class _Run:
     topics: frozenset[str]  # see Unread
     progress: JobProgress
     ends: ReadPositions  # of the ranges of the run, with the marks that were there before its tasks
+    may_lose: bool
     shape: dict[str, Any] = field(default_factory=dict)  # see shape_of; it never changes
     schema: pa.Schema | None = None  # see ExportLayout
     json_ddl: str | None = None  # the schema as the first run was given it
@@ -174,10 +178,17 @@ class _Run:
         self.files += len(files)
         self.bytes += sum(file.size for file in files)
         self.corrupt += sum(written.corrupt for _, written in done)
-        self.missing += sum(written.missing for _, written in done)
         for piece, written in done:
-            for span, rows in zip(piece.ranges, written.rows, strict=True):
+            for span, rows, missing in zip(
+                piece.ranges, written.rows, written.missing, strict=True
+            ):
                 self.messages[span.topic] = self.messages.get(span.topic, 0) + rows
+                self.missing += missing
+                if missing and self.may_lose:  # the tasks' own warnings are in the logs of Spark
+                    log.warning(
+                        "%d of the messages [%d, %d) of %s were removed while they were read",
+                        missing, span.start, span.end, span.name,
+                    )  # fmt: skip
         total = sum(self.messages.values())
         self.progress.keep(f"{total:,} messages were exported to {self.target.path}")
 
@@ -242,7 +253,8 @@ def export_with(
             )
             progress.keep(f"nothing new was exported to {opened.path}")
             options, taken = take_over(opened.path, opened.state, options)
-            run = _Run(opened, positions, topics, progress, end_positions(backend, ranges))
+            ends, may_lose = end_positions(backend, ranges), not options.fail_on_data_loss
+            run = _Run(opened, positions, topics, progress, ends, may_lose)
             if ranges or lost:
                 spark = watch.start()
                 run.shape, run.schema = _settle(spark, opened, options, backend, ranges)

@@ -153,7 +153,7 @@ class WrittenFiles:
     rows: tuple[int, ...]
     marks: tuple[RecordMark | None, ...]
     corrupt: int  # bodies that are not JSON of the schema
-    missing: int  # offsets of the ranges without a message, as far as that is known
+    missing: tuple[int, ...]  # offsets of the ranges without a message, as far as that is known
 
 
 def write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece) -> WrittenFiles:
@@ -181,7 +181,7 @@ def _write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece
         decompress=source.decompress,
     )
     rows: list[int] = []
-    missing = 0
+    missing: list[int] = []
     marks: list[RecordMark | None] = []
     with open_backend(source) as backend, FileSet(layout) as files:
         for span in piece.ranges:
@@ -192,10 +192,12 @@ def _write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece
                 files.add(span, batch)
             rows.append(count)
             # A batch that stays one row stands for as many offsets as its messages.
-            missing += 0 if builder.left_whole else span.end - span.start - count
+            missing.append(0 if builder.left_whole else span.end - span.start - count)
             marks.append(last)
         written = files.close()
-    return WrittenFiles(tuple(written), tuple(rows), tuple(marks), files.corrupt, missing)
+    return WrittenFiles(
+        tuple(written), tuple(rows), tuple(marks), files.corrupt, tuple(missing)
+    )
 
 
 @dataclass

@@ -88,7 +88,9 @@ def test_a_topic_that_is_deleted_during_the_run_is_said_to_be_gone(tmp_path, mon
     assert values(target) == []
 
 
-def test_messages_that_are_removed_during_the_run_are_counted(tmp_path, monkeypatch):
+def test_messages_that_are_removed_during_the_run_are_counted_and_named(
+    tmp_path, monkeypatch, caplog
+):
     store, target = tmp_path / "store", tmp_path / "target"
     messages = numbered(100)
     placed = write_store(store, messages, file_size=2048)
@@ -106,6 +108,9 @@ def test_messages_that_are_removed_during_the_run_are_counted(tmp_path, monkeypa
     assert summary.messages + summary.lost_messages == 100
     assert 0 < summary.lost_messages < gone
     assert len(values(target)) == summary.messages
+    named = [r for r in caplog.records if "were removed while they were read" in r.getMessage()]
+    assert sum(record.args[0] for record in named) == summary.lost_messages
+    assert all(record.args[3] == "t-0" for record in named)
 
 
 def write_anew(store, messages, *, removed=0):
@@ -116,11 +121,6 @@ def write_anew(store, messages, *, removed=0):
         file.unlink()
 
 
-def written(queue, count, *, topic="t"):
-    return [(topic, queue, {**fields}) for _, _, fields in numbered(count)]
-
-
-@pytest.mark.parametrize("form", ["parquet", "delta", "iceberg"])
 def test_a_queue_that_was_read_and_is_not_listed_any_more_is_no_news(
     tmp_path, monkeypatch, caplog
 ):
@@ -156,6 +156,11 @@ def test_a_queue_of_which_retention_has_removed_all_may_be_gone(tmp_path, monkey
     assert export(SPARK, where, target).messages == 100
 
 
+def written(queue, count, *, topic="t"):
+    return [(topic, queue, {**fields}) for _, _, fields in numbered(count)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta", "iceberg"])
 def test_what_retention_removes_of_a_queue_that_is_new_since_the_last_run_is_lost(
     tmp_path, monkeypatch, form
 ):
