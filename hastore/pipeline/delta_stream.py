@@ -4,11 +4,18 @@ Tasks write Parquet files into the table's folder or bucket, under their final n
 adds them by one commit of the table. That sets the number of the batch as the version of an
 application, which is the query: Spark keeps its id in the checkpoint. So a batch that Spark repeats
 after a kill is found in the table, and its rows are there once. Spark's own Delta does the same.
+
+A second application, the query's id with OFFSETS, has a digest of the offsets at which the batch
+ends in its sources. Spark writes these to the checkpoint before it runs a batch, and repeats it up
+to the same ones. So a batch of the same number with other offsets is not that batch again: the
+checkpoint was set back.
 """
 
 import datetime
 import functools
+import hashlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +25,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from hastore.errors import HastoreError, UsageError
@@ -36,6 +44,8 @@ from hastore.pipeline.target import (
 )
 from hastore.spark.writer import QUERY_ID
 
+log = logging.getLogger(__name__)
+OFFSETS = "-offsets"
 _WRITTEN = "name string, rows bigint, bytes bigint, partition string"
 Values = tuple[Any, ...]  # of the columns by which a table is partitioned
 
@@ -61,9 +71,10 @@ class DeltaBatches:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write a batch; return at once if the table has it already.
 
-        Raises UsageError for other columns than the table's, and for a batch before the last one
-        that the table has of the query, StoreFullError, StoreError, and
-        HastoreError if the commit failed. Then let Spark repeat the batch, by a restart.
+        Raises UsageError for other columns than the table's, for a batch before the last one that
+        the table has of the query, and for other messages under its number, StoreFullError,
+        StoreError, and HastoreError if the commit failed. Then let Spark repeat the batch, by a
+        restart.
         """
         from deltalake.exceptions import DeltaError
 
@@ -76,20 +87,25 @@ class DeltaBatches:
                 "only: without the query a repeated batch would be there twice"
             )
         root = self._root()
-        log = DeltaLog(root, options_of(Bucket(root)) if is_bucket(root) else None)
+        delta_log = DeltaLog(root, options_of(Bucket(root)) if is_bucket(root) else None)
         schema = to_arrow_schema(frame.schema.toNullable(), timezone="UTC")
+        mark = mark_of(offsets_of(session, query, batch_id), batch_id)
         try:
-            table = log.table()
+            table = delta_log.table()
             if table is not None:
                 done = table.transaction_version(query)
                 if done is not None and done > batch_id:
                     raise _set_back(root, query, batch_id, done)
                 if done == batch_id:
+                    there = table.transaction_version(query + OFFSETS)
+                    if is_of_another(there, mark):
+                        raise _set_back(root, query, batch_id, done)
                     return
                 self._check_table(table, schema)
             files = self._write(frame, schema, root)
             if files:
-                log.add(table, {query: batch_id}, schema, self.partition_by, files)
+                marks = {query: batch_id} | ({} if mark is None else {query + OFFSETS: mark})
+                delta_log.add(table, marks, schema, self.partition_by, files)
         except DeltaError as error:
             raise HastoreError(
                 f"the commit of batch {batch_id} to the Delta table {root} failed: {error}. Start "
@@ -151,16 +167,69 @@ class DeltaBatches:
 
 
 def _set_back(root: str, query: str, batch_id: int, done: int) -> UsageError:
-    """Return the error of a batch whose number the table has had, though Spark repeats the last.
+    """Return the error of a batch whose number the table has had, though it is not that batch.
 
     It may have other rows than the batch of that number: what came since would be left out.
     """
+    has = f"its batch {done}, and Spark repeats only the last one"
+    if done == batch_id:
+        has = "a batch of that number that ends at other offsets"
     return UsageError(
-        f"batch {batch_id} of the query {query} is not written: the Delta table {root} has its "
-        f"batch {done}, and Spark repeats only the last one. So the query's checkpoint was set "
-        "back, or copied for a second query, and messages that came since would be left out. "
-        "Start the query with a new checkpoint, and the startingOffsets to go on from"
+        f"batch {batch_id} of the query {query} is not written: the Delta table {root} has "
+        f"{has}. So the query's checkpoint was set back, or copied for a second query, and "
+        "messages that came since would be left out. Start the query with a new checkpoint, and "
+        "the startingOffsets to go on from"
     )
+
+
+def offsets_of(session: SparkSession, query: str, batch_id: int) -> str | None:
+    """Return where a batch ends in its sources, as the checkpoint has it, in Spark's JSON.
+
+    None if this Spark does not tell: its classes are not a public interface.
+    """
+    jvm: Any = session._jvm
+    try:
+        running = session._jsparkSession.sharedState().activeStreamingQueries()
+        found = running.get(jvm.java.util.UUID.fromString(query))
+        if found is None:
+            return None
+        path = jvm.org.apache.hadoop.fs.Path(f"{found.resolvedCheckpointRoot()}/offsets/{batch_id}")
+        stream = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).open(path)
+        try:
+            text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+    except (Py4JError, TypeError) as unknown:  # TypeError: a package of that name, and no class
+        _warn_once(query, str(unknown))
+        return None
+    # A version, and the batch's time and the like, which are others when a batch is planned anew.
+    return text.partition("\n")[2].partition("\n")[2]
+
+
+@functools.cache
+def _warn_once(query: str, why: str) -> None:
+    log.warning(
+        "the offsets of the batches of query %s are not known, so a checkpoint that is set back by "
+        "exactly one batch is not noticed: %s", query, why,
+    )  # fmt: skip
+
+
+def mark_of(offsets: str | None, batch_id: int) -> int | None:
+    """Return the number under which a table keeps a batch's offsets; None if they are not known.
+
+    It has the batch's own: an older version of hastore writes batches without it.
+    """
+    if offsets is None:
+        return None
+    digest = int.from_bytes(hashlib.sha256(offsets.encode()).digest()[:4], "big")
+    return (batch_id % 2**31) << 32 | digest
+
+
+def is_of_another(there: int | None, mark: int | None) -> bool:
+    """Whether a table's mark is one of the same batch with other offsets."""
+    if there is None or mark is None:
+        return False
+    return there != mark and there >> 32 == mark >> 32
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,17 @@ class Frame:
         self._batch = batch
         self.schema = from_arrow_schema(batch.schema)
         context = SimpleNamespace(getLocalProperty={"sql.streaming.queryId": name}.get)
-        self.sparkSession = SimpleNamespace(sparkContext=context)
+        self.sparkSession = SimpleNamespace(sparkContext=context, _jvm=None)
 
     def mapInArrow(self, write, _ddl):
         rows = [row for made in write(iter([self._batch])) for row in made.to_pylist()]
         return SimpleNamespace(collect=lambda: rows)
+
+
+@pytest.fixture(autouse=True)
+def _of_no_spark(monkeypatch):
+    """tests/spark/stream/test_delta_batches.py asks a real one for the offsets."""
+    monkeypatch.setattr(module, "offsets_of", lambda *_: None)
 
 
 def rows_of(target, **options):
@@ -130,6 +136,27 @@ def test_a_checkpoint_that_was_set_back_is_refused(tmp_path):
     batches(Frame("other"), 1)
     batches(Frame("q"), 3)
     assert rows_of(target) == 25
+
+
+def test_a_checkpoint_that_was_set_back_by_one_batch_is_refused(tmp_path, monkeypatch):
+    """Its next batch has the number of the last one, and what came since beside that one's rows."""
+    target = str(tmp_path / "table")
+    batches, ends = DeltaBatches(target), {0: "[10]", 1: "[20]"}
+    monkeypatch.setattr(module, "offsets_of", lambda _session, _query, batch: ends[batch])
+    for number in (0, 1, 1):  # Spark repeats the last one up to the same offsets
+        batches(Frame("q"), number)
+    ends[1] = "[25]"
+    with pytest.raises(UsageError, match="batch 1 .* has a batch of that number .*set back"):
+        batches(Frame("q"), 1)
+    assert rows_of(target) == 10
+    for unknown in (None, "[20]"):  # by this Spark; and a batch as it was
+        ends[1] = unknown
+        batches(Frame("q"), 1)
+    ends[2] = None
+    batches(Frame("q"), 2)  # of an older version: the table has the mark of batch 1
+    ends[2] = "[30]"
+    batches(Frame("q"), 2)
+    assert rows_of(target) == 15
 
 
 def test_batches_go_to_a_bucket(monkeypatch):
