@@ -43,6 +43,7 @@ from hastore.spark.read.backend import Backend
 
 CORRUPT = "_corrupt"
 SAMPLE = 1_000  # bodies of each queue from which a schema is inferred
+SAMPLE_BYTES = 64 * 1024 * 1024  # the most of all of them together, but for one batch of a queue
 _FLOAT_MAX = (2 - 2**-23) * 2.0**127  # of 32 bits
 _RESERVED = {column.value.lower() for column in Column} | {"date", CORRUPT}
 _FIELD = "hastore.field"  # in a column's metadata: the name in the bodies, if it is another
@@ -112,14 +113,7 @@ def infer_schema(
 
     Raises UsageError if none of them is a JSON object; without `decompress` no compressed one is.
     """
-    bodies: list[str] = []
-    builder = BatchBuilder(projection_of([Column.VALUE]), decompress=decompress)
-    for key, span in ranges.items():
-        end = min(span.end, span.start + SAMPLE)
-        sample = QueueRange(*key, span.start, end, backend.limit_offset())
-        for batch in backend.read_queue(sample, builder):
-            values = batch.column(0).drop_null().to_pylist()
-            bodies += [body.decode("utf-8", "replace") for body in values]
+    bodies = sample_bodies(backend, ranges, decompress=decompress)
     frame = spark.createDataFrame([(body,) for body in bodies], "value string")
     lines = frame.rdd.map(lambda row: row[0])
     schema = spark.read.option("mode", "DROPMALFORMED").json(lines).schema
@@ -130,6 +124,25 @@ def infer_schema(
             "export without one"
         )
     return as_columns(StructType(fields)).json()
+
+
+def sample_bodies(
+    backend: Backend, ranges: Mapping[TopicPartition, OffsetRange], *, decompress: bool
+) -> list[str]:
+    """Return the first bodies of each queue, fewer if they are large: the driver holds all."""
+    found: list[str] = []
+    builder = BatchBuilder(projection_of([Column.VALUE]), decompress=decompress)
+    for key, span in ranges.items():
+        end, left = min(span.end, span.start + SAMPLE), SAMPLE_BYTES // len(ranges)
+        sample = QueueRange(*key, span.start, end, backend.limit_offset())
+        for batch in backend.read_queue(sample, builder):
+            for body in batch.column(0).drop_null().to_pylist():
+                if left > 0:
+                    found.append(body.decode("utf-8", "replace"))
+                    left -= len(body)
+            if left <= 0:
+                break
+    return found
 
 
 class JsonColumns:

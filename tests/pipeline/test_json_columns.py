@@ -23,7 +23,11 @@ from pyspark.sql.types import (
 )
 
 from hastore.errors import UsageError
-from hastore.pipeline.json_columns import JsonColumns, as_columns
+from hastore.pipeline import json_columns
+from hastore.pipeline.json_columns import JsonColumns, as_columns, sample_bodies
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.read.stores import PathBackend
+from tests.spark.stores import numbered, write_store
 
 NESTED = StructType([StructField("class", StringType()), StructField("n", LongType())])
 SCHEMA = StructType(
@@ -179,3 +183,15 @@ def test_types_that_json_has_not_are_refused():
 
     with pytest.raises(UsageError, match="column 'b' is binary"):
         JsonColumns(StructType([StructField("b", BinaryType())]).json())
+
+
+def test_a_schema_is_inferred_from_few_bodies_if_they_are_large(tmp_path, monkeypatch):
+    """The driver holds all of them: a thousand of 4 MiB of each queue were too many."""
+    monkeypatch.setattr(json_columns, "SAMPLE", 30)
+    monkeypatch.setattr(json_columns, "SAMPLE_BYTES", 2 * 10_000)
+    write_store(tmp_path, [*numbered(40, topic="small"), *numbered(40, size=4_000)])
+    small, large = TopicPartition("small", 0), TopicPartition("t", 0)
+    with PathBackend(str(tmp_path), True) as backend:
+        ranges = dict.fromkeys((small, large), OffsetRange(0, 40))
+        found = [len(body) for body in sample_bodies(backend, ranges, decompress=True)]
+    assert found == [10] * 30 + [4_000] * 3
