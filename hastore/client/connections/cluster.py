@@ -223,7 +223,33 @@ class ClusterView:
             said += [self.refusal_text] if self.refusals else []
         return "; ".join(said) or self.silence()
 
-from collections.abc import Callable, Container, Iterable, Mapping
+    def _superseded(self) -> list[str]:
+        """Return the nodes that take puts in an epoch before the last that this client has seen."""
+        return [
+            f"{address}: {info.role} of epoch {info.epoch}, and this client has seen epoch"
+            f" {self.epoch}: if the group was begun anew, start the client again"
+            for address, info in list(self.maps.items())
+            if info.writable and info.epoch < self.epoch
+        ]
+
+    def absent(self, answered: Container[str] | None = None) -> dict[str, str]:
+        """Return the nodes that cannot be asked for their messages, and what they did not do.
+
+        `answered` are those that have answered, by default all with a map. Left out are other
+        addresses of these, and nodes that do not accept this client.
+        """
+        maps = list(self.maps.items())  # other threads ask, too
+        heard = {one: i for one, i in maps if answered is None or one in answered}
+        newest = max((info.epoch for info in heard.values()), default=0)
+        numbers = {info.node for info in heard.values()}
+        named = {at: number for info in heard.values() for number, at in info.nodes.items()}
+        found = {
+            one: "did not answer"
+            for one in self.addresses
+            if one not in heard and one not in self.refusals and named.get(one) not in numbers
+        }
+        behind = [one for one, info in heard.items() if info.epoch < newest]
+        return found | dict.fromkeys(behind, "did not follow the latest master")
 
     def silence(self, within: str = "") -> str:
         """Say that no node answers, and why, for an error text; `within` is like "within 5 s"."""
