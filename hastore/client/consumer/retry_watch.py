@@ -17,6 +17,7 @@ from hastore.record.properties import check_topic
 WAIT_MS = 20_000  # of a pull at the master
 ANSWER_MS = 3_500.0  # after this time more a pull without an answer is sent again
 AGAIN_MS = 1_000.0  # between two pulls, at least
+FOUND_MS = 10_000.0  # after one that found something, if the node says that there is no such topic
 _NOTHING = (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE)
 
 
@@ -59,15 +60,15 @@ class RetryWatch:
             return False
         self._rid = None
         self._next_ms = min(self._next_ms, now + AGAIN_MS)
-        if isinstance(reply, api.Pulled):
-            return reply.status not in _NOTHING
+        if isinstance(reply, api.Pulled) and reply.status not in _NOTHING:
+            self._next_ms = now + FOUND_MS
+            return True
         if isinstance(reply, api.Failed) and reply.status == api.Status.FORBIDDEN:
             self._is_refused = True  # each further one would be in the node's audit log
         return False
 
     def recover(self) -> None:
-        """Forget a pull under way, after a call was interrupted anywhere, or with its connection.
-        """
+        """Forget a pull under way: a call was interrupted anywhere, or the connection ended."""
         self._rid, self._address, self._next_ms = None, "", 0.0
 
 

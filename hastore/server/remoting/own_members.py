@@ -267,7 +267,8 @@ class OwnMembers:
             said = one.consumers[group].subscriptions
             own = one.key in self._own
             lacks: set[str] = set()
-            if (own and len(said) != topics) or (not own and said):
+            # With as many as all members together it reads all of these.
+            if len(said) != (topics if own else len(known)) and (own or said):
                 lacks = counts.keys() - {retries} - {each.topic for each in said}
             if own and retries in counts and not _may_read(one.key, retries):
                 lacks.add(retries)

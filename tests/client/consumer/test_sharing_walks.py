@@ -116,4 +116,4 @@ def test_a_walk_finds_a_node_that_takes_commits_without_a_lock(
     """One in five walks does; this one replays."""
     monkeypatch.setattr(OwnMembers, "fence", lambda _self, _commit: None)
     with pytest.raises(AssertionError):
-        take_walk(7_019, monkeypatch)
+        take_walk(7_014, monkeypatch)
