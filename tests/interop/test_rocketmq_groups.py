@@ -18,6 +18,7 @@ import pytest
 
 from hastore import Consumer, Producer, SharedConsumer
 from hastore.client.consumer.positions_client import Positions
+from hastore.dead_letters import DeadLetter, read_dead_letters, resend_dead_letters
 from hastore.protocol.remoting import Code
 from tests.interop.build import CLIENTS_4, CLIENTS_5, command
 from tests.interop.rocketmq_clients import Clients, HastoreSite
@@ -236,7 +237,10 @@ def test_members_are_known_to_a_new_master_at_once(
 def test_what_a_python_member_sends_back_comes_to_a_java_member(
     site: HastoreSite, make_jvm: Callable[..., Clients]
 ) -> None:
-    """With its own topic and id, and counted: the copy is what RocketMQ's broker would write."""
+    """With its own topic and id, and counted: the copy is what RocketMQ's broker would write.
+
+    So does a dead letter that is sent again to the group; its attempts count anew.
+    """
     with (
         Producer(site.group.bootstrap) as producer,
         Consumer("Again", site.group.bootstrap, group="mixed", share=True) as member,
@@ -246,9 +250,21 @@ def test_what_a_python_member_sends_back_comes_to_a_java_member(
         while not (found := member.poll(timeout_s=LIMIT_S)):
             pass
         member.send_back(found[0], 1, max_attempts=5)
+        producer.send_sync("Again", b"given up", key="d")
+        while not (second := [one for one in member.poll(timeout_s=LIMIT_S) if one.key == "d"]):
+            pass
+        member.send_back(second[0], dead_letter=True)
         member.commit()
+    letters: list[DeadLetter] = []
+    while not letters:  # until replay has come to it
+        letters = list(read_dead_letters("mixed", site.group.bootstrap))
+    (resent,) = resend_dead_letters(letters, site.group.bootstrap, to="group")
+    assert resent.result is not None
     jvm = make_jvm("mixed", "5.3.3")
-    (got,) = jvm.received(jvm.push(site, "mixed", "Again"), 1)
+    both = jvm.received(jvm.push(site, "mixed", "Again"), 2)
+    got, again = sorted(both, key=lambda one: one["body"], reverse=True)
+    assert (again["body"], again["reconsume"], again["topic"]) == ("given up", 0, "Again")
+    assert (again["keys"], again["properties"]["RESENT_FROM"]) == ("d", letters[0].name)
     assert (got["body"], got["reconsume"], got["topic"]) == ("poison", 1, "Again")
     assert (got["keys"], got["tags"], got["properties"]["n"]) == ("k", "red", "1")
     assert got["properties"]["ORIGIN_MESSAGE_ID"] == found[0].message_id
