@@ -106,6 +106,24 @@ def test_the_go_client_sends_and_receives(go_client, make_group, tmp_path):
     assert seen["rich"] == ["odd", "k1", "value"]
 
 
+@pytest.mark.slow("builds the client, which waits for an answer, and then before it tries again")
+def test_what_the_go_client_cannot_send_back_comes_again(go_client, make_group, tmp_path):
+    """It takes any answer for a success: the message was never consumed again."""
+    group = make_group().start()
+    process = subprocess.Popen(
+        [*go_client, HastoreSite(group, "group").namesrv, "Back", "1", "back"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={"HOME": str(tmp_path), "ROCKETMQ_GO_LOG_LEVEL": "error"},
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "came\n"
+        group[2].kill()  # nobody confirms what is sent back
+        assert process.communicate("go on\n", timeout=RUN_S)[0] == "2\n"
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.slow("builds the client, and its consumers wait for their share of the queues")
 @pytest.mark.parametrize("name", ["go", "cpp"])
 def test_signed_requests_are_served(name, request, make_group, tmp_path):

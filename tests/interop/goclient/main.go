@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	rocketmq "github.com/apache/rocketmq-client-go/v2"
@@ -31,6 +33,9 @@ func fail(err error) {
 	}
 }
 
+type message = primitive.MessageExt
+type result = consumer.ConsumeResult
+
 type seen struct {
 	Status   []string       `json:"status"`
 	Received map[string]int `json:"received"`
@@ -43,21 +48,27 @@ func main() {
 	servers, topic := strings.Split(os.Args[1], ";"), os.Args[2]
 	count, err := strconv.Atoi(os.Args[3])
 	fail(err)
+	if len(os.Args) > 4 {
+		back(servers, topic)
+		return
+	}
 	out := seen{Received: map[string]int{}, Tagged: map[string]int{}}
 	out.Status = send(servers, topic, count)
 	var lock sync.Mutex
-	receive(servers, topic, "go-all", "*", func(message *primitive.MessageExt) {
+	receive(servers, topic, "go-all", "*", func(message *message) result {
 		lock.Lock()
 		defer lock.Unlock()
 		out.Received[string(message.Body)]++
 		if string(message.Body) == "go 1" {
 			out.Rich = []string{message.GetTags(), message.GetKeys(), message.GetProperty("own")}
 		}
+		return consumer.ConsumeSuccess
 	}, func() int { lock.Lock(); defer lock.Unlock(); return len(out.Received) }, count)
-	receive(servers, topic, "go-tagged", "odd", func(message *primitive.MessageExt) {
+	receive(servers, topic, "go-tagged", "odd", func(message *message) result {
 		lock.Lock()
 		defer lock.Unlock()
 		out.Tagged[string(message.Body)]++
+		return consumer.ConsumeSuccess
 	}, func() int { lock.Lock(); defer lock.Unlock(); return len(out.Tagged) }, count/2)
 	text, err := json.Marshal(out)
 	fail(err)
@@ -113,7 +124,22 @@ func send(servers []string, topic string, count int) []string {
 	return status
 }
 
-func receive(servers []string, topic, group, tag string, take func(*primitive.MessageExt),
+// Send one message, and send it back when the test says so; print how often it came.
+func back(servers []string, topic string) {
+	send(servers, topic, 1)
+	var came atomic.Int32
+	receive(servers, topic, "go-back", "*", func(message *message) result {
+		if came.Add(1) > 1 {
+			return consumer.ConsumeSuccess
+		}
+		fmt.Println("came")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+		return consumer.ConsumeRetryLater
+	}, func() int { return int(came.Load()) }, 2)
+	fmt.Println(came.Load())
+}
+
+func receive(servers []string, topic, group, tag string, take func(*message) result,
 	received func() int, count int) {
 	options := []consumer.Option{consumer.WithNameServer(servers),
 		consumer.WithGroupName(group), consumer.WithInstance(group),
@@ -126,10 +152,11 @@ func receive(servers []string, topic, group, tag string, take func(*primitive.Me
 	selector := consumer.MessageSelector{Type: consumer.TAG, Expression: tag}
 	fail(reader.Subscribe(topic, selector,
 		func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
-			for _, message := range messages {
-				take(message)
+			result := consumer.ConsumeSuccess
+			for _, message := range messages { // one at a time, by default
+				result = take(message)
 			}
-			return consumer.ConsumeSuccess, nil
+			return result, nil
 		}))
 	fail(reader.Start())
 	for end := time.Now().Add(90 * time.Second); received() < count && time.Now().Before(end); {
