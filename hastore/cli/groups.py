@@ -382,7 +382,7 @@ def reset_command(
         else:
             was = f"{before[one]:,}" if one in before else "none"
             click.echo(f"{'would move' if dry_run else 'moved'}  queue {one}  {was} -> {offset:,}")
-    if not before and not dry_run:
+    if not before:
         print_note(f"group {group} had no position in topic {topic} before; is its name right?")
     return DONE
 
