@@ -371,6 +371,7 @@ def bootstrap_addresses(given: str | None) -> list[str]:
     `conf/` is searched in the working directory, then in the checkout. Raises UsageError for a bad
     address, and when no address is found.
     """
+    named = "--bootstrap" if given else "HASTORE_BOOTSTRAP"  # where a wrong one is to be corrected
     text = given or os.environ.get("HASTORE_BOOTSTRAP")
     if not text:
         return _configured_addresses()
@@ -378,14 +379,14 @@ def bootstrap_addresses(given: str | None) -> list[str]:
         try:
             return [str(parse_group_address(text))]
         except UsageError as wrong:
-            raise UsageError(f"--bootstrap: {wrong}") from wrong
+            raise UsageError(f"{named}: {wrong}") from wrong
     addresses = []
     for part in text.split(","):
         scheme = "zmq+tcp://" if part.strip().startswith("zmq+tcp://") else "tcp://"
         bare = part.strip().removeprefix(scheme)
         if parse_address(bare) is None:
             raise UsageError(
-                f"--bootstrap: {part.strip()!r} is not an address; write HOST:PORT,HOST:PORT"
+                f"{named}: {part.strip()!r} is not an address; write HOST:PORT,HOST:PORT"
             )
         addresses.append(scheme + bare)
     return addresses

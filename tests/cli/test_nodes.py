@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hastore.cli.common import bootstrap_addresses
+from hastore.errors import UsageError
 from tests.cli.kit import hastore, program
 from tests.process.harness import ROOT, Group, wait_until
 
@@ -232,3 +233,12 @@ def test_the_nodes_of_a_folder_conf_are_known(tmp_path, monkeypatch):
     assert bootstrap_addresses(None) == three
     shutil.copy(ROOT / "conf" / "slave.yaml", tmp_path / "conf" / "slave.yaml")
     assert bootstrap_addresses(None) == three[:2]
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "zk://127.0.0.1:1"])
+def test_a_wrong_address_is_named_where_it_was_given(monkeypatch, wrong):
+    with pytest.raises(UsageError, match="^--bootstrap: "):
+        bootstrap_addresses(wrong)
+    monkeypatch.setenv("HASTORE_BOOTSTRAP", wrong)
+    with pytest.raises(UsageError, match="^HASTORE_BOOTSTRAP: "):
+        bootstrap_addresses(None)

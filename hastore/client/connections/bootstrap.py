@@ -42,8 +42,9 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
     stands for the nodes that the group has in ZooKeeper (the extra `zk`). None means the addresses
     in the environment variable HASTORE_BOOTSTRAP or, if that is not set, those of `conf/`.
     """
+    name = "bootstrap"  # where a wrong address is to be corrected
     if bootstrap is None:
-        bootstrap = os.environ.get(ENVIRONMENT) or DEFAULT
+        bootstrap, name = os.environ.get(ENVIRONMENT) or DEFAULT, ENVIRONMENT
     expected = 'a list of "tcp://HOST:PORT", or one str with commas'
     if isinstance(bootstrap, bytes | bytearray) or not isinstance(bootstrap, Iterable):
         raise refusal("bootstrap", bootstrap, expected)
@@ -56,8 +57,8 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
         try:
             return (str(parse_group_address(",".join(pieces))),)
         except UsageError as wrong:
-            raise UsageError(f"bootstrap: {wrong}") from wrong
-    found = tuple(dict.fromkeys(_address(piece.strip()) for piece in pieces if piece.strip()))
+            raise UsageError(f"{name}: {wrong}") from wrong
+    found = tuple(dict.fromkeys(_address(piece.strip(), name) for piece in pieces if piece.strip()))
     if not found:
         raise UsageError('no address to start from: give bootstrap=["tcp://HOST:PORT", ...]')
     return found
@@ -68,6 +69,7 @@ def cluster_of(bootstrap: object) -> ClusterAddress | None:
 
     Raises UsageError for one that is written wrongly.
     """
+    name = ENVIRONMENT if bootstrap is None else "bootstrap"
     if bootstrap is None:
         bootstrap = os.environ.get(ENVIRONMENT)
     if isinstance(bootstrap, list | tuple) and all(isinstance(one, str) for one in bootstrap):
@@ -77,7 +79,7 @@ def cluster_of(bootstrap: object) -> ClusterAddress | None:
     try:
         return parse_cluster_address(bootstrap)
     except UsageError as wrong:
-        raise UsageError(f"bootstrap: {wrong}") from wrong
+        raise UsageError(f"{name}: {wrong}") from wrong
 
 
 def is_connectable(address: str) -> bool:
@@ -102,13 +104,13 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _address(text: str) -> str:
+def _address(text: str, name: str = "bootstrap") -> str:
     address = text if "://" in text else f"tcp://{text}"
     scheme, _, rest = address.partition("://")
     host, separator, port = rest.rpartition(":")
     known = scheme in _SCHEMES and separator and _is_host(host)
     if not known or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UsageError(f"bootstrap: expected tcp://HOST:PORT of a node's API, got {text!r}")
+        raise UsageError(f"{name}: expected tcp://HOST:PORT of a node's API, got {text!r}")
     return address
 
 

@@ -145,6 +145,9 @@ def test_bootstrap_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_bootstrap("[::1]:5") == ("tcp://[::1]:5",)
     monkeypatch.setenv("HASTORE_BOOTSTRAP", "h:3")
     assert parse_bootstrap(None) == (C,)
+    monkeypatch.setenv("HASTORE_BOOTSTRAP", "nowhere")
+    with pytest.raises(UsageError, match="^HASTORE_BOOTSTRAP: expected tcp://HOST:PORT"):
+        parse_bootstrap(None)
     monkeypatch.delenv("HASTORE_BOOTSTRAP")
     assert len(parse_bootstrap(None)) == 2
     assert is_connectable(A) and not is_connectable("tcp://h:0") and not is_connectable("h:1")
