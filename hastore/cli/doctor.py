@@ -33,13 +33,14 @@ from hastore.cli.common import (
 from hastore.cli.group_files import GroupFiles, Status
 from hastore.cli.own_node import (
     RegistryPlace,
-    ask_own_status,
+    ask_own,
     file_mismatch,
     of_each,
     pending_texts,
     registered,
 )
 from hastore.cli.status import SYNC_REFUSED, GroupAnswers, refusal_text
+from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.checks import config_notes, human_size
 from hastore.config.file import load_config
@@ -182,9 +183,11 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
 
     `config` is the content of the file at `path`.
     """
+    running: dict[str, Any] | None
     try:
-        running = ask_own_status(config, config.node, _CONNECT_S)
-        node = _node(path, config, running)
+        said = ask_own(config, config.node, _CONNECT_S)
+        running = said if isinstance(said, dict) else {} if _may_run(config, said) else None
+        node = _silent_node(config, said) if running == {} else _node(path, config, running)
     except NotAuthenticatedError as refused:
         node = Finding("node", Severity.BAD, str(refused))
         running = {}
@@ -201,6 +204,8 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
     yield from _tls(config)
     if config.security.identities is not None:
         yield _identities(config.security.identities)
+    if config.log.file is not None:
+        yield _log_file(config.log.file)
     yield from _store(config, running is not None)
     if config.registry is not None:
         yield _registry(config, running)
@@ -208,6 +213,26 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
         yield from _ports(config)
     yield from _peers(registered(config))
     yield _descriptors()
+
+
+def _may_run(config: Config, silence: NoAnswer) -> bool:
+    """Whether a node that does not answer may run all the same: a process has its port here."""
+    if silence.kind in (Quiet.REFUSED, Quiet.UNREACHABLE):
+        return False
+    failure = _why_not_bound(config, "api")
+    return failure is not None and failure.errno == errno.EADDRINUSE
+
+
+def _silent_node(config: Config, said: dict[str, Any] | NoAnswer) -> Finding:
+    """Tell of a node whose port is taken and that does not answer."""
+    why = said.text if isinstance(said, NoAnswer) else "it says nothing"
+    text = (
+        f"node {config.node} does not answer ({why}), though a process has its port "
+        f"{config.bound('api')}: the node hangs, is stopped or very busy, or another program is "
+        "there; look at that process (`ss -ltnp`), at the disk (`dmesg`) and at `hastore status` "
+        "before you start or promote a node"
+    )
+    return Finding("node", Severity.BAD, text)
 
 
 def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
@@ -276,6 +301,25 @@ def _identities(path: str) -> Finding:
     return Finding("identities", Severity.GOOD, text)
 
 
+def _log_file(path: str) -> Finding:
+    """Look whether the node could open its log file: it does not start without."""
+    folder = os.path.dirname(os.path.abspath(path))
+    problem = None
+    if os.path.exists(path):
+        if os.path.isdir(path):
+            problem = "it is a folder"
+        elif not os.access(path, os.W_OK):
+            problem = f"uid {os.getuid()} may not write it"
+    elif not os.path.isdir(folder):
+        problem = f"there is no folder {folder}"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = f"uid {os.getuid()} may make no file in {folder}"
+    if problem is None:
+        return Finding("log", Severity.GOOD, f"{path} can be written")
+    remedy = "name a file that the node's user may write, in a folder that exists"
+    return Finding("log", Severity.BAD, f"log.file: {path} cannot be opened: {problem}; {remedy}")
+
+
 def _store(config: Config, runs: bool) -> Iterator[Finding]:
     """Look at the store and its disk. What cannot be read is bad: only ENOENT means "not there"."""
     root = config.store.root
@@ -323,6 +367,7 @@ def _store_in(config: Config, folder: str, runs: bool) -> Iterator[Finding]:
     problem = (
         restore_problem(REAL, root)
         or other_log_problem(REAL, root, config.mode, config.node)
+        or _state_problem(root)
         or _file_size_problem(config)
     )
     yield Finding("store", Severity.BAD if problem else Severity.GOOD, problem or f"{root} {state}")
@@ -389,6 +434,15 @@ def _has_log(config: Config) -> bool:
     return REAL.is_dir(f"{config.store.root}/commitlog")
 
 
+def _state_problem(root: str) -> str | None:
+    """Return why a node would not start with the state in its store; None if it would."""
+    try:
+        _store_id(root)
+    except StoreError as broken:
+        return str(broken)
+    return None
+
+
 def _file_size_problem(config: Config) -> str | None:
     """Return why a node would not start with the existing log files; None if it would start."""
     root, expected = config.store.root, config.store.commitlog_file_size
@@ -442,11 +496,8 @@ def _registry(config: Config, running: dict[str, Any] | None) -> Finding:
 def _ports(config: Config) -> Iterator[Finding]:
     for name in ("api", "ha", "http"):
         text, told = config.bound(name), getattr(config.nodes[config.node], name)
-        endpoint = parse_address(text.removeprefix("tcp://"))
-        assert endpoint is not None  # the configuration was checked
-        try:
-            listen(*endpoint, None, ipv4_first=name != "api").close()  # as the node will bind it
-        except OSError as failure:
+        failure = _why_not_bound(config, name)
+        if failure is not None:
             remedy = f"free it, or change nodes.{config.node}.{name} in every node's file"
             if getattr(config.bind, name) is not None:
                 remedy = f"free it, or change bind.{name}"
@@ -454,6 +505,17 @@ def _ports(config: Config) -> Iterator[Finding]:
             continue
         others = "" if told == text else f"; others are told {told}"
         yield Finding(name, Severity.GOOD, f"{text} is free{others}")
+
+
+def _why_not_bound(config: Config, name: str) -> OSError | None:
+    """Return why the node cannot bind one of its addresses now; None if it can."""
+    endpoint = parse_address(config.bound(name).removeprefix("tcp://"))
+    assert endpoint is not None  # the configuration was checked
+    try:
+        listen(*endpoint, None, ipv4_first=name != "api").close()  # as the node will bind it
+    except OSError as failure:
+        return failure
+    return None
 
 
 def _peers(config: Config) -> Iterator[Finding]:

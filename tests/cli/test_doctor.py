@@ -243,3 +243,38 @@ def test_a_port_at_a_name_that_has_an_ipv6_address_only(node, monkeypatch, port)
     opened = {f"{one}.allow_unauthenticated": "true" for one in ("api", "ha")}
     finding = found(node, port, **bound, **opened)
     assert finding.verdict is Severity.GOOD, finding.text
+
+
+def test_a_node_that_hangs_is_not_said_to_be_down(node):
+    """A process has its port, and says nothing: nobody is to free that, or to start another one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        bound = {"bind.api": f"tcp://127.0.0.1:{server.getsockname()[1]}"}
+        finding = found(node, "node", **bound)
+        assert finding.verdict is Severity.BAD
+        assert "node 1 does not answer (" in finding.text and "hangs, is stopped" in finding.text
+        config = load_config(str(node.path), bound)
+        checks = {one.check: one for one in check_node(str(node.path), config)}
+        assert "api" not in checks and checks["store"].verdict is Severity.GOOD
+    finding = found(node, "node", **bound)  # it has gone
+    assert (finding.verdict, finding.text) == (Severity.NOTE, "node 1 is not running")
+    assert found(node, "api", **bound).verdict is Severity.GOOD
+
+
+def test_a_log_file_without_which_the_node_does_not_start(node, tmp_path):
+    path = tmp_path / "logs" / "node1.log"
+    finding = found(node, "log", **{"log.file": str(path)})
+    assert finding.verdict is Severity.BAD and f"there is no folder {path.parent}" in finding.text
+    path.parent.mkdir()
+    assert found(node, "log", **{"log.file": str(path)}).verdict is Severity.GOOD
+    assert not path.exists()
+    assert "it is a folder" in found(node, "log", **{"log.file": str(path.parent)}).text
+
+
+def test_the_damaged_state_of_a_node_alone(node):
+    """No other node is asked, which needs it: so nothing but this said that it does not start."""
+    path = node.store / "hastore" / "node.json"
+    path.parent.mkdir(exist_ok=True)
+    for damaged in ("{", "[]", "{}"):
+        path.write_text(damaged)
+        finding = found(node, "store")
+        assert finding.verdict is Severity.BAD and f"{node.store}" in finding.text

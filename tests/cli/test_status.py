@@ -684,7 +684,7 @@ def test_a_cut_of_a_node_that_elects_its_leader_is_told_and_is_no_problem(
         )
         told = metrics_of(status)
         assert (told["hastore_cuts"], told["hastore_cut_messages"]) == ("1", "2")
-        monkeypatch.setattr(doctor, "ask_own_status", lambda *_: status)
+        monkeypatch.setattr(doctor, "ask_own", lambda *_: status)
         found = {one.check: one for one in doctor.check_node("n.yaml", node.config)}
         assert "problem" not in found
         assert (found["note"].verdict, found["note"].text) == (
