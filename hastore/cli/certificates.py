@@ -73,8 +73,9 @@ def ca_command(folder: str, name: str, days: int, as_json: bool) -> int:
     exists: nothing is overwritten.
     """
     certificates = _library()
-    if not 1 <= len(name) <= certificates.MAX_COMMON_NAME or not name.isprintable():
-        raise UsageError(f"--name: use 1 to {certificates.MAX_COMMON_NAME} printable characters")
+    most = certificates.MAX_COMMON_NAME
+    if not name.isprintable() or not 1 <= len(name.encode()) <= most:
+        raise UsageError(f"--name: use 1 to {most} printable characters, {most} bytes in UTF-8")
     _make_folder(folder)
     certificate, key = _paths(folder, "ca")
     with folder_locked(certificate):
@@ -120,7 +121,8 @@ def cert_command(
     and DIR/client-NAME.key; NAME is that of an identity (`hastore keys new NAME --certificate`).
 
     Exit code 2 when a file exists. With --renew a new certificate and a new key replace the old
-    ones; a running node takes them within seconds. No certificate is valid longer than the CA.
+    ones; a running node takes them within seconds. Without --host it names what the old one named,
+    too. No certificate is valid longer than the CA.
     """
     if not files and not clients:
         raise UsageError("give -c NODE.yaml for a node's certificate, or --client NAME")
@@ -143,9 +145,11 @@ def cert_command(
     with folder_locked(os.path.join(folder, "ca.pem")):
         for path, config in configs:
             node = NodeName(config.cluster, config.group, config.node)
-            names = _hosts(config, hosts)
-            pair = authority.node(node, names, days, made_at)
             paths = _paths(folder, f"node{config.node}")
+            names = _hosts(config, hosts)
+            if renew and not hosts:
+                names += _kept_names(paths[0], names)
+            pair = authority.node(node, names, days, made_at)
             _write(*paths, pair, renew)
             _tell_node(path, config, folder, paths, names, pair, as_json)
         for client in clients:
@@ -234,6 +238,28 @@ def _hosts(config: Config, more: Sequence[str]) -> list[str]:
             f"nodes.{config.node} has only wildcard addresses; give the node's names with --host"
         )
     return list(dict.fromkeys(found))
+
+
+def _kept_names(certificate: str, names: Sequence[str]) -> list[str]:
+    """Return what the certificate that is renewed names besides: what `--host` has given it.
+
+    Clients that reach the node by such a name would be locked out. Those of loopback are kept only
+    if the node is there now.
+    """
+    if not os.path.exists(certificate):  # `_write` says so
+        return []
+    try:
+        named = _library().names_of(_content(certificate))
+    except ValueError:
+        print_note(f"note: {certificate} cannot be read: names that --host gave it are not kept")
+        return []
+    kept = [host for host in named if host not in names and not is_loopback(host)]
+    if kept:
+        print_note(
+            f"note: {', '.join(kept)} stays in {certificate}, as in the one before; to have other "
+            "names, give them with --host"
+        )
+    return kept
 
 
 def _authority(folder: str) -> "Authority":

@@ -48,21 +48,22 @@ class Authority:
 
     def __init__(self, pair: Pair, path: str) -> None:
         try:
-            self._certificate = x509.load_pem_x509_certificate(pair.certificate)
+            # While a CA is replaced, its file has the old one and the new one.
+            cas = x509.load_pem_x509_certificates(pair.certificate)
             key = serialization.load_pem_private_key(pair.key, password=None)
         except (ValueError, TypeError) as error:  # TypeError: the key has a password
             raise UsageError(
                 f"{path}: ca.pem and ca.key are not a CA in PEM without a password; make one with "
                 "`hastore keys ca`"
             ) from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or (
-            key.public_key() != self._certificate.public_key()
-        ):
+        own = [one for one in cas if one.public_key() == key.public_key()]
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or not own:
             raise UsageError(
                 f"{path}: ca.key is not the key of ca.pem; use the two files that `hastore keys "
                 "ca` made together"
             )
         self._key = key
+        self._certificate = max(own, key=lambda one: one.not_valid_after_utc)
 
     @property
     def not_after(self) -> datetime.datetime:
@@ -119,6 +120,17 @@ class Authority:
 def not_after(certificate: bytes) -> datetime.datetime:
     """Return until when a certificate in PEM is valid."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
+def names_of(certificate: bytes) -> list[str]:
+    """Return the names and addresses of hosts in a certificate in PEM. Raises ValueError."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    try:
+        found = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = map(str, found.get_values_for_type(x509.IPAddress))
+    return [*found.get_values_for_type(x509.DNSName), *addresses]
 
 
 def _builder(

@@ -9,11 +9,12 @@ import sys
 import pytest
 from cryptography import x509
 
+from hastore.addresses import is_numeric
 from hastore.cli.common import DONE, WRONG
 from hastore.config.file import load_config
 from hastore.errors import ConfigError
 from hastore.fs.private_files import replace_file
-from hastore.security.certificates import not_after
+from hastore.security.certificates import names_of, not_after
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import NodeName, TlsEngine
 from tests.cli.conftest import mode
@@ -204,3 +205,44 @@ def test_without_the_library_the_commands_say_what_to_install(tmp_path):
     )  # fmt: skip
     assert done.returncode == WRONG and "hastore[tls]" in done.stderr, done
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_renewal_keeps_the_names_that_host_has_given(keys):
+    """Clients that reach the node by such a name were locked out within seconds."""
+    keys("ca", "--dir", "tls")
+    keys("cert", "--dir", "tls", "-c", "node2.yaml", "--host", "lb.example", "--host", "10.9.9.9")
+    moved = NODE.replace("127.0.0.1:10923", "10.0.0.2:10923")
+    pathlib.Path("node2.yaml").write_text(moved)
+    code, out, err = keys("cert", "--dir", "tls", "-c", "node2.yaml", "--renew", "--json")
+    assert code == DONE and "lb.example, 10.9.9.9 stays in" in err, err
+    names = ["n2.example", "10.0.0.2", "lb.example", "10.9.9.9"]
+    assert json.loads(out)["hosts"] == names, "those of loopback only while the node is there"
+    assert names_of(pathlib.Path("tls/node2.pem").read_bytes()) == sorted(names, key=is_numeric)
+    given = ("--renew", "--host", "new.example", "--json")
+    code, out, err = keys("cert", "--dir", "tls", "-c", "node2.yaml", *given)
+    assert (code, err) == (DONE, "")
+    assert json.loads(out)["hosts"] == ["new.example", "n2.example", "10.0.0.2"]
+    pathlib.Path("tls/node2.pem").write_text("junk")
+    code, _, err = keys("cert", "--dir", "tls", "-c", "node2.yaml", "--renew")
+    assert code == DONE and "names that --host gave it are not kept" in err
+
+
+def test_a_name_of_a_ca_is_bounded_in_bytes(keys):
+    """It ended in a traceback."""
+    refused(keys("ca", "--dir", "tls", "--name", "ü" * 33), "--name: use 1 to 64")
+    assert keys("ca", "--dir", "tls", "--name", "ü" * 32)[0] == DONE
+
+
+def test_a_ca_that_is_being_replaced_signs_with_its_own_key(keys):
+    """Every ca.pem has both then, in any order, also that beside the new key."""
+    keys("ca", "--dir", "old", "--name", "old")
+    keys("ca", "--dir", "new", "--name", "new")
+    old, new = (pathlib.Path(f"{name}/ca.pem").read_bytes() for name in ("old", "new"))
+    for place, both in enumerate((old + new, new + old)):
+        pathlib.Path("new/ca.pem").write_bytes(both)
+        done = keys("cert", "--dir", "new", "--client", f"c{place}")
+        assert done[0] == DONE, done
+        made = pathlib.Path(f"new/client-c{place}.pem").read_bytes()
+        assert x509.load_pem_x509_certificate(made).issuer.rfc4514_string() == "CN=new"
+    pathlib.Path("new/ca.pem").write_bytes(old)
+    refused(keys("cert", "--dir", "new", "--client", "x"), "is not the key of ca.pem")
