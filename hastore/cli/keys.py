@@ -153,6 +153,8 @@ def new_command(
     key = None if certificate else secrets.token_hex(32)
     ending = "rocketmq.yml" if rocketmq else "key"
     key_file = None if key is None or (show and out is None) else out or f"{name}.{ending}"
+    if key_file is not None and _is_same(key_file, path):
+        raise UsageError(f"--out {key_file} is the file of identities: the key needs its own file")
     wall_ms = SYSTEM_CLOCK.wall_ms()
     with folder_locked(path):
         editor = IdentityEditor(path, create=not rotate)
@@ -184,6 +186,14 @@ def new_command(
     if rocketmq and consume and not groups:
         print_note(f"identity {name} may be in no consumer group: use `hastore keys rights`")
     return DONE
+
+
+def _is_same(key_file: str, path: str) -> bool:
+    """Whether both name one file; a path that the system does not take is refused elsewhere."""
+    try:
+        return os.path.realpath(key_file) == os.path.realpath(path)
+    except ValueError:
+        return False
 
 
 def _print_old(what: str, old: int, old_until: int | None) -> None:
@@ -382,7 +392,7 @@ def revoke_command(name: str, path: str, old: bool, as_json: bool) -> int:
     with folder_locked(path):
         editor = IdentityEditor(path)
         identity = editor.find(name)
-        removed = editor.revoke_old(name) if old else len(identity.keys)
+        removed = editor.revoke_old(name) if old else len(identity.timed)
         if not old:
             editor.revoke(name)
         if not old or removed:

@@ -400,3 +400,17 @@ def test_commands_at_the_same_time_lose_nothing(keys):
     assert [one.wait() for one in running] == [0, 0, 0]
     assert len(IdentityEditor("ids.yaml").identities) == 10
     assert not [name for name in os.listdir(".") if name.startswith(".hastore")]
+
+
+def test_a_key_is_not_written_where_the_identities_are(keys):
+    """The key was lost, and the command said that it was in that file."""
+    for words in (("--out", "ids.yaml"), ("--out", "./ids.yaml")):
+        refused(keys("new", "orders", *words), "is the file of identities")
+    assert not os.path.exists("ids.yaml")
+
+
+def test_revoking_counts_secrets_too(keys):
+    keys("new", "shop", "--rocketmq")
+    keys("new", "shop", "--rotate", "--rocketmq", "--out", "2")
+    keys("new", "shop", "--rotate")
+    assert json.loads(keys("revoke", "shop", "--json")[1])["keys"] == 3
