@@ -30,6 +30,7 @@ FOLDERS = (MANIFESTS, LOG, STATE)
 _LOCK = "lock"
 _SYNC_BYTES = 32 << 20
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://|^[a-z0-9]+::")
+_PASSWORD = re.compile(r"(://[^/@:\s]*):[^/@\s]*@")  # of a user, in a URL
 _FSSPEC_MISSING = 'a target with a URL needs fsspec: pip install "hastore[backup]"'
 
 
@@ -84,6 +85,11 @@ class Target(Protocol):
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Exclude other runs, if the place can; make the place if it is not there."""
         ...
+
+
+def without_password(text: str) -> str:
+    """Return a text without the passwords of URLs in it."""
+    return _PASSWORD.sub(r"\1:***@", text)
 
 
 def open_target(place: str, fs: FileSystem = REAL) -> Target:
@@ -227,7 +233,7 @@ class UrlTarget:
 
     def __init__(self, url: str) -> None:
         """Find the file system of the URL; how to reach it is fsspec's own configuration."""
-        self.name = url
+        self.name = without_password(url)  # texts have it, which logs and mails keep
         try:
             import fsspec
         except ImportError as missing:
@@ -235,9 +241,10 @@ class UrlTarget:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, TypeError) as wrong:
+            why = without_password(str(wrong))
             raise UsageError(
-                f"{url}: fsspec does not take it: {wrong}; give a folder, or s3://BUCKET/FOLDER"
-            ) from wrong
+                f"{self.name}: fsspec does not take it: {why}; give a folder, or s3://BUCKET/FOLDER"
+            ) from None
         self._root = self._root.rstrip("/")
 
     def objects(self) -> dict[str, int]:
@@ -326,5 +333,5 @@ class UrlTarget:
             if isinstance(failure, FileNotFoundError) and not writes:
                 raise
             full = isinstance(failure, OSError) and failure.errno in NO_ROOM
-            text = f"{self.name}: {type(failure).__name__}: {failure}"
+            text = f"{self.name}: {type(failure).__name__}: {without_password(str(failure))}"
             raise (StoreFullError(text) if full else StoreError(text)) from failure

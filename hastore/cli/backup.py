@@ -4,11 +4,13 @@ The node may run: its log is read as `hastore log` reads it. Nothing is asked of
 """
 
 import math
+import socket
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from hastore.addresses import parse_address
 from hastore.backup.backups import find_backup, read_manifests, verify_backup
 from hastore.backup.manifest import Manifest, number_of
 from hastore.backup.restore import check_restore, restore_store, used_in
@@ -31,7 +33,8 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
-from hastore.cli.own_node import ANSWER_S, ask_status, of_each
+from hastore.cli.own_node import ANSWER_S, ask_or_why, of_each
+from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
@@ -228,6 +231,10 @@ def restore_command(
     other copy. With -c FILE the node of FILE gets the log, and copies the rest from its group when
     it starts. With --as-only it becomes the only node of a group that is lost otherwise.
     """
+    if as_only and path is None:
+        raise UsageError("--as-only needs -c FILE, of the node that is to be; nothing was changed")
+    if accept_loss and not as_only:
+        raise UsageError("--accept-loss needs --as-only; nothing was changed")
     target = open_target(place)
     manifest = find_backup(target, number)
     every, _ = read_manifests(target, target.objects())
@@ -300,14 +307,11 @@ def _refuse_living_group(config: Config, manifest: Manifest, all_of_it: list[Man
         security = with_tls(security, own.ca, own.certificate, own.key)
     known = {pair for one in (manifest, *all_of_it) for pair in one.addresses.items()}
     asked = dict(enumerate(sorted(known)))
-    answers = of_each(asked, lambda place: _answers(asked[place][1], security))
+    answers = of_each(asked, lambda place: _who_is_there(asked[place][1], security))
     for place, there in answers.items():
-        if there:
+        if there is not None:
             number, address = asked[place]
-            raise HastoreError(
-                f"node {number} at {address} answers: the group is not lost; restore"
-                " without --as-only, as one more node, or stop that node for good"
-            )
+            raise HastoreError(f"node {number} at {address} {there}")
     listed = ", ".join(f"node {number} at {address}" for number, address in asked.values())
     print_note(
         f"asked, and there was no answer: {listed}; a node that joined after the newest backup here"
@@ -315,11 +319,39 @@ def _refuse_living_group(config: Config, manifest: Manifest, all_of_it: list[Man
     )
 
 
-def _answers(address: str, security: SecurityLike) -> bool:
+def _who_is_there(address: str, security: SecurityLike) -> str | None:
+    """Return what a node at an address does, and what to do; None if nobody is there.
+
+    Who takes a connection is there, though it hangs, is slow, or speaks with others only: a group
+    that lives would have a second life beside it. A host that is down takes none.
+    """
+    answers = (
+        "answers: the group is not lost; restore without --as-only, as one more node, or stop that"
+        " node for good"
+    )
     try:
-        return ask_status(address, ANSWER_S, security) is not None
+        found = ask_or_why(address, ANSWER_S, security)
     except NotAuthenticatedError:
-        return True  # somebody is there
+        return answers
+    if not isinstance(found, NoAnswer):
+        return answers
+    if found.kind in (Quiet.REFUSED, Quiet.UNREACHABLE):
+        return None
+    if found.kind is Quiet.TIMED_OUT and not _takes_connections(address):
+        return None
+    return (
+        f"may run, since a process takes connections there ({found.text}): if it is that node, the"
+        " group is not lost; else stop what listens there until the restore is done"
+    )
+
+
+def _takes_connections(address: str) -> bool:
+    endpoint = parse_address(address.removeprefix("tcp://"))
+    try:
+        socket.create_connection(endpoint or ("", 0), ANSWER_S).close()
+    except OSError:
+        return False
+    return True
 
 
 # -- texts -----------------------------------------------------------------------------------------

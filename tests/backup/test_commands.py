@@ -2,10 +2,13 @@
 
 import json
 import os
+import socket
+from pathlib import Path
 
 import pytest
 import yaml
 
+from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.clock import SYSTEM_CLOCK, SystemClock
 from tests.backup.kit import FILE_SIZE, fill, running
 from tests.cli.kit import as_another_user, hastore
@@ -138,6 +141,39 @@ def test_restore(files, tmp_path, monkeypatch):
     assert done.returncode == 0 and "it begins a new epoch" in done.stdout, done.stderr
 
 
+def test_a_node_that_takes_connections_and_says_nothing_keeps_the_group_alive(
+    files, tmp_path, monkeypatch
+):
+    """One that hangs, or is slow, goes on later: then there are two groups."""
+    monkeypatch.setattr("hastore.cli.backup.ANSWER_S", 0.05)
+    file, place = files
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        text = Path(file).read_text().replace("tcp://127.0.0.1:11", f"tcp://127.0.0.1:{port}")
+        Path(file).write_text(text)
+        hastore("backup", "take", "-c", file, place)
+        only = write_file(tmp_path / "3.yaml", 3, [3], tmp_path / "node3", **ALONE)
+        restore = ("restore", place, "-c", only, "--as-only", "--accept-loss")
+        done = hastore(*restore)
+        assert done.returncode == 1, done
+        assert f"node 1 at tcp://127.0.0.1:{port} may run, since" in done.stderr, done.stderr
+        assert not (tmp_path / "node3").exists()
+    assert hastore(*restore).returncode == 0, "its process has gone"
+
+
+def test_options_that_restore_nothing_are_no_success(files):
+    """Who forgets -c in a hurry was told the contents, with exit code 0."""
+    file, place = files
+    hastore("backup", "take", "-c", file, place)
+    for words, says in (
+        (("--as-only",), "--as-only needs -c FILE"),
+        (("--as-only", "--accept-loss"), "--as-only needs -c FILE"),
+        (("--accept-loss", "-c", file), "--accept-loss needs --as-only"),
+    ):
+        done = hastore("restore", place, *words)
+        assert (done.returncode, done.stdout) == (2, "") and says in done.stderr, done
+
+
 def test_a_node_that_any_backup_of_the_target_knows_keeps_the_group_alive(
     files, tmp_path, monkeypatch
 ):
@@ -148,7 +184,10 @@ def test_a_node_that_any_backup_of_the_target_knows_keeps_the_group_alive(
     hastore("backup", "take", "-c", file, place)
     address = "tcp://127.0.0.1:21"
     alive = {address}
-    monkeypatch.setattr("hastore.cli.backup.ask_status", lambda at, *_: {} if at in alive else None)
+    nobody = NoAnswer(Quiet.REFUSED, "nobody")
+    monkeypatch.setattr(
+        "hastore.cli.backup.ask_or_why", lambda at, *_: {} if at in alive else nobody
+    )
     only = write_file(tmp_path / "3.yaml", 3, [3], tmp_path / "node3", **ALONE)
     restore = ("restore", place, "-c", only, "--as-only", "--accept-loss", "--backup", "1")
     done = hastore(*restore)

@@ -634,6 +634,26 @@ def test_a_folder_may_be_given_as_a_url(tmp_path, monkeypatch, form):
             open_target(wrong)
 
 
+def test_a_password_in_a_url_is_in_no_text(monkeypatch):
+    """Logs, and mails of timers, keep these."""
+    pytest.importorskip("fsspec")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    url = "memory://me:s3cret@host/x"
+
+    def fail(*_args, **_options):
+        raise OSError(f"cannot reach {url}")
+
+    target = open_target(url)
+    monkeypatch.setattr(MemoryFileSystem, "find", fail)
+    with pytest.raises(StoreError) as failed:
+        target.objects()
+    assert str(failed.value).count("memory://me:***@host/x") == 2, failed.value
+    with pytest.raises(UsageError) as refused:
+        open_target("nothing://me:s3cret@host/x")
+    assert "s3cret" not in f"{failed.value} {refused.value}"
+
+
 def test_a_url_whose_place_is_gone_is_named_and_not_the_log(node, monkeypatch):
     """As a bucket that nobody has made: several file systems say then that no file is found."""
     pytest.importorskip("fsspec")
