@@ -208,9 +208,8 @@ def add_group_lag(
     """Add the lag of each pair that may be shown; pairs beyond PAIRS_MAX are added up as one."""
     known: dict[str, Ranges] = {}
     rest, others = 0, False
-    for number, ((group, topic), places) in enumerate(positions.items()):
-        if not may_count(topic, group):
-            continue
+    shown = (pair for pair in positions.items() if may_count(pair[0][1], pair[0][0]))
+    for number, ((group, topic), places) in enumerate(shown):
         ranges = known.get(topic)
         if ranges is None:
             ranges = known[topic] = queues_of(topic)

@@ -51,6 +51,14 @@ def test_pairs_that_nobody_may_know_of_are_left_out() -> None:
 
 def test_the_sum_of_pairs_beyond_the_bound_has_none_that_nobody_may_know_of() -> None:
     page = Page("c", "g", "1")
-    positions = {(f"group{n}", f"t{n % 2}"): {0: at(0)} for n in range(PAIRS_MAX + 4)}
+    positions = {(f"group{n}", f"t{n % 2}"): {0: at(0)} for n in range(2 * PAIRS_MAX + 4)}
     add_group_lag(page, positions, lambda _: {0: (0, 5)}, lambda topic, _group: topic == "t1")
     assert lags(page)["other", "other"] == 2 * 5
+
+
+def test_pairs_that_nobody_may_know_of_take_no_names_from_others() -> None:
+    page = Page("c", "g", "1")
+    positions = {(f"group{n}", "hidden"): {0: at(0)} for n in range(PAIRS_MAX)}
+    positions["own", "t"] = {0: at(0)}
+    add_group_lag(page, positions, lambda _: {0: (0, 5)}, lambda topic, _group: topic == "t")
+    assert lags(page) == {("own", "t"): 5}
