@@ -17,6 +17,7 @@ whose certificate has expired.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from hastore.addresses import is_loopback
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -222,21 +223,20 @@ class Access:
             whole=outcome in _CHANGED and action != POSITIONS_MOVED,
         )
 
-    def visible(
-        self, connection: Connection, reply: api.Topics | api.Configs
-    ) -> api.Topics | api.Configs:
-        """Return the topics that the identity may produce to or consume; all, to an admin's
-        question for configurations.
+    def sees(
+        self, connection: Connection, request: api.AskTopics | api.AskConfigs
+    ) -> Callable[[str], bool]:
+        """Return what says which topics a question for all of them may list.
+
+        Those that the identity may produce to or consume; all, to an admin's question for
+        configurations. There may be 50,000 topics, and 256 patterns of each right: another thread
+        than the API's is to ask.
         """
         assert connection.proof is not None
         identity = connection.proof.identity
-        if isinstance(reply, api.Configs):
-            every = identity.is_admin
-            shown = [one for one in reply.topics if every or _may_see(identity, one.name)]
-            return api.Configs(reply.rid, shown)
-        found = {name: queues for name, queues in reply.topics.items() if _may_see(identity, name)}
-        ended = {name: ends for name, ends in reply.ended.items() if name in found}
-        return api.Topics(reply.rid, found, reply.default_queues, ended)
+        if isinstance(request, api.AskConfigs) and identity.is_admin:
+            return lambda _topic: True
+        return partial(_may_see, identity)
 
     # -- revocation
 

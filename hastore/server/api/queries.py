@@ -162,6 +162,14 @@ def _producer(backend: ApiBackend, request: AskProducer) -> Reply:
 
 
 Listing = AskTopics | AskConfigs  # of all topics
+Sees = Callable[[str], bool]  # which topics a list may name
+
+
+def everything(_topic: str) -> bool:
+    """Let a list name every topic."""
+    return True
+
+
 Steps = Callable[[Callable[[], bool]], Iterator[Answer | None]]
 
 
@@ -205,9 +213,10 @@ class QueryService(AnsweringService):
     # -- called by the API's thread ----------------------------------------------------------------
 
     def accept_query(
-        self, connection: Connection, request: Query | Listing | OwnQuery
-    ) -> str | None:
-        """Take a query; return why not if too many wait.
+        self, connection: Connection, request: Query | Listing | OwnQuery,
+        sees: Sees = everything,
+    ) -> str | None:  # fmt: skip
+        """Take a query; return why not if too many wait. `sees` is asked by the thread.
 
         One of each connection is taken: a few others, who ask again at once, cannot keep it out.
         """
@@ -216,7 +225,7 @@ class QueryService(AnsweringService):
             return "too many queries wait"
         self._count(connection)
         deadline_ms = self._clock.monotonic_ms() + LIMIT_MS
-        steps = self._steps(request, deadline_ms)
+        steps = self._steps(request, deadline_ms, sees)
         with self._changed:
             if connection not in self._waiting:
                 self._waiting[connection] = deque()
@@ -269,7 +278,7 @@ class QueryService(AnsweringService):
             return failure
 
     def _steps(
-        self, request: Query | Listing | OwnQuery, deadline_ms: float
+        self, request: Query | Listing | OwnQuery, deadline_ms: float, sees: Sees
     ) -> Iterator[Answer | None]:
         """Answer a query step by step; nothing is read before the first step."""
 
@@ -281,9 +290,9 @@ class QueryService(AnsweringService):
         elif isinstance(request, OwnQuery):
             yield from request.steps(is_late)
         elif isinstance(request, AskTopics):
-            yield from self.all_topics(request)
+            yield from self.all_topics(request, sees)
         elif isinstance(request, AskConfigs):
-            yield from self.all_configs(request)
+            yield from self.all_configs(request, sees)
         elif isinstance(request, FindKey):
             yield from self.by_key(request, is_late)
         elif isinstance(request, FindTime):
@@ -291,14 +300,22 @@ class QueryService(AnsweringService):
         else:
             yield self.by_offset(request)
 
-    def all_topics(self, request: AskTopics) -> Iterator[Answer | None]:
-        """List the queues of all topics."""
-        backend = self._backend
-        topics = backend.store.queues.topics()
+    def all_topics(self, request: AskTopics, sees: Sees) -> Iterator[Answer | None]:
+        """List the queues of all topics that `sees` allows."""
+        backend, topics = self._backend, dict[str, dict[int, tuple[int, int]]]()
+        for number, (name, queues) in enumerate(backend.store.queues.topics().items()):
+            if sees(name):
+                topics[name] = queues
+            if number % _NAMES_OF_A_STEP == 0:
+                yield None
         ended: dict[str, dict[int, int]] = {}
         count = sum(map(len, topics.values()))
         for number, config in enumerate(backend.store.topic_table.all()):
+            if number % _NAMES_OF_A_STEP == 0:
+                yield None
             name = config.name
+            if name not in topics and not sees(name):
+                continue
             if backend.store.topic_table.recorded(name) is not None:
                 count += config.read_queues - len(topics.get(name, ()))
                 if count > LISTED_QUEUES_MAX:
@@ -308,8 +325,6 @@ class QueryService(AnsweringService):
                 topics[name] = _shown(backend, name) or topics[name]
             if name in topics:
                 ended |= _ended(backend, (name,))
-            if number % _NAMES_OF_A_STEP == 0:
-                yield None
         if count > LISTED_QUEUES_MAX:
             reason = (
                 f"the topics have more than {LISTED_QUEUES_MAX:,} queues: ask for each topic by its"
@@ -319,11 +334,12 @@ class QueryService(AnsweringService):
             return
         yield Topics(request.rid, topics, backend.master_map().default_queues, ended), None
 
-    def all_configs(self, request: AskConfigs) -> Iterator[Answer | None]:
-        """List the configurations of all topics."""
+    def all_configs(self, request: AskConfigs, sees: Sees) -> Iterator[Answer | None]:
+        """List the configurations of all topics that `sees` allows."""
         found = []
         for number, config in enumerate(self._backend.store.topic_table.all()):
-            found.append(_info(self._backend, config))
+            if sees(config.name):
+                found.append(_info(self._backend, config))
             if number % _NAMES_OF_A_STEP == 0:
                 yield None
         yield Configs(request.rid, found), None

@@ -83,7 +83,13 @@ from hastore.server.api.parked import Asked, Parked
 from hastore.server.api.position_reader import STOP_S, PositionReader, ReadCache
 from hastore.server.api.pulls import KEPT_BYTES, UNREAD, PullHandler
 from hastore.server.api.puts import TOLD_MS, PutHandler
-from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
+from hastore.server.api.queries import (
+    OwnQuery,
+    QueryService,
+    Sees,
+    answer_at_once,
+    everything,
+)
 from hastore.server.api.quotas import Quotas
 from hastore.server.api.ranges import Done, RangeService
 from hastore.server.api.replies import Failures, Replies, master_of
@@ -826,14 +832,17 @@ class ApiServer(Service):
         elif isinstance(request, api.Administer):
             self._administer(connection, request)
         elif isinstance(request, api.Query) or _is_listing(request):
-            busy = self._queries.accept_query(connection, request)
+            sees: Sees = everything
+            if self._access is not None and _is_listing(request):
+                sees = self._access.sees(connection, request)
+            busy = self._queries.accept_query(connection, request, sees)
             if busy is not None:
                 self._fail(connection, request.rid, "BUSY", busy)
         elif isinstance(request, api.Proving):
             self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, _NO_IDENTITIES))
         else:
             try:
-                reply = self._visible(connection, answer_at_once(self._backend, request))
+                reply = answer_at_once(self._backend, request)
             except Exception as failure:
                 self._give_up(connection, request, failure)
                 return
@@ -869,12 +878,6 @@ class ApiServer(Service):
         busy = self._admin.accept_change(connection, request)
         if busy is not None:
             self._fail(connection, request.rid, "BUSY", busy)
-
-    def _visible(self, connection: Connection, reply: api.Reply) -> api.Reply:
-        """Return a reply, without the topics that the connection's identity may not see."""
-        if self._access is not None and isinstance(reply, api.Topics | api.Configs):
-            return self._access.visible(connection, reply)
-        return reply
 
     def _answer_fetches(self) -> None:
         """Answer waiting fetches and take waiting commits, once the positions are read."""
@@ -1043,7 +1046,7 @@ class ApiServer(Service):
                 done.connection
             ):  # a change that was made must not be answered BUSY, which says that it was not
                 reply, records = done.answer
-                self._answer(done.connection, self._visible(done.connection, reply), records)
+                self._answer(done.connection, reply, records)
             else:
                 self._fail(done.connection, done.request.rid, "BUSY", UNREAD)
 
