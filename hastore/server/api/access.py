@@ -190,6 +190,8 @@ class Access:
             why = _NO_TLS
         if why is None and isinstance(request, api.Commit):
             why = self.quotas.why_no_position(identity, request.group, request.topic)
+        if why is None and isinstance(request, api.SendBack):
+            why = self.quotas.why_no_retries(identity, request.group, is_last=request.level < 0)
         if why is not None:
             self.forbidden(type(request).__name__, connection, why)
         return why

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from hastore.clock import Clock
+from hastore.record.delays import DLQ_PREFIX, RETRY_PREFIX
 from hastore.security.identity import Identity, Quota
 
 BURST_MS = 1_000.0
@@ -154,6 +155,15 @@ class Quotas:
             return None
         is_ours = identity.may_produce
         return self._over(identity, "topics", quota.topics, topic, self._new_topics, is_ours)
+
+    def why_no_retries(self, identity: Identity, group: str, *, is_last: bool) -> str | None:
+        """Return why a message may not be sent back, as that would make another topic.
+
+        As for a message that is put there: only of what its `produce` stands for. `is_last`: it
+        becomes a dead letter at once.
+        """
+        topic = (DLQ_PREFIX if is_last else RETRY_PREFIX) + group
+        return self.why_no_topic(identity, topic) if identity.may_produce(topic) else None
 
     def why_no_position(self, identity: Identity, group: str, topic: str) -> str | None:
         """Return why an identity may not keep positions; None if it may, or there are some."""

@@ -365,6 +365,9 @@ class Gate:
             if topic.startswith(RETRY_PREFIX) and not identity.may_produce(topic):
                 return None  # as a consumer of its group: none of the topics that are counted
             return quotas.why_no_topic(identity, topic)
+        if frame.code == Code.CONSUMER_SEND_MSG_BACK:  # after a refusal it sends its own copy
+            is_last = fields.get("delayLevel", "").startswith("-")
+            return quotas.why_no_retries(identity, fields.get("group", ""), is_last=is_last)
         name = _GROUP_FIELDS.get(frame.code)
         if name is None:
             return None

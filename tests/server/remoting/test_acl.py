@@ -745,6 +745,28 @@ def test_retries_count_as_topics_if_produce_stands_for_them(known: Identified) -
         assert known.ask(consumer, 310, send_fields(topic), b"x").code == 0
 
 
+def test_a_message_sent_back_makes_no_topic_beyond_the_quota(known: Identified) -> None:
+    """As one that is put there: each group made another topic."""
+    back = known.add(
+        "back", "produce: ['*']\n    consume: ['*']\n    groups: ['*']\n    quota: {topics: 2}"
+    )
+    place = known.node.backend.store.max_offset
+    assert known.ask(back, 310, send_fields("Shop"), b"x").code == 0
+    known.settled()
+    asked = {"offset": str(place), "delayLevel": "0"}
+    assert known.ask(back, 36, {**asked, "group": "g1"}).code == 0
+    for more in ({"group": "g2"}, {"group": "g2", "delayLevel": "-1"}):
+        assert "quota.topics" in refused(known, back, 36, {**asked, **more})
+    assert known.ask(back, 36, {**asked, "group": "g1"}).code == 0, "it is there"
+    with known.own(Identity("own", ("*",), ("*",)), topics="2") as wire:
+        for level in (0, -1):
+            sent = api.SendBack(3, "g3", "Shop", 0, 0, place, level=level)
+            answer = answer_of(wire, sent)
+            assert isinstance(answer, api.Failed) and "quota.topics" in answer.reason, answer
+    names = {one.name for one in known.node.backend.store.topic_table.all()}
+    assert not any(name.endswith(("g2", "g3")) for name in names), names
+
+
 def test_topics_and_positions_beyond_the_quota_are_not_made(
     known: Identified, limited: Callable[[Quota], str]
 ) -> None:
