@@ -385,6 +385,11 @@ def _may_see(identity: Identity, topic: str) -> bool:
     )
 
 
+def may_see_readers(identity: Identity, topic: str) -> bool:
+    """Whether an identity may know who reads a topic's queues, and so that there is the topic."""
+    return identity.is_admin or may_read(identity, topic) or _may_see(identity, topic)
+
+
 def may_read(identity: Identity, topic: str) -> bool:
     """Whether an identity may read a topic; a group's retries may be read by who may be in it."""
     return identity.may_consume(topic) or is_own_retry(identity, topic)

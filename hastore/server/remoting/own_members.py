@@ -25,7 +25,7 @@ import msgspec
 from hastore.protocol import api
 from hastore.protocol.allocation import in_order, share_of
 from hastore.protocol.remoting import VERSION, Answer, Code, Frame
-from hastore.server.api.access import may_read
+from hastore.server.api.access import may_read, may_see_readers
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_positions import GroupPositions
@@ -327,7 +327,12 @@ class OwnMembers:
         owners: dict[str, dict[int, str]] | None = None
         cut = len(members) > most
         if self._parts.backend.writable_reason() is None and self._knows_locks:
-            found = self._locks.locks.owners(request.group, now_ms)
+            identity = None if connection.proof is None else connection.proof.identity
+            found = {
+                place: holder
+                for place, holder in self._locks.locks.owners(request.group, now_ms).items()
+                if identity is None or may_see_readers(identity, place[0])
+            }
             cut |= len(found) > api.MAX_OWNERS_LISTED
             owners = {}
             for (topic, queue), holder in islice(found.items(), api.MAX_OWNERS_LISTED):

@@ -767,6 +767,29 @@ def test_a_message_sent_back_makes_no_topic_beyond_the_quota(known: Identified) 
     assert not any(name.endswith(("g2", "g3")) for name in names), names
 
 
+def test_who_reads_which_queue_is_not_told_of_topics_that_may_not_be_seen(
+    known: Identified,
+) -> None:
+    assert known.ask("shop", 310, send_fields("Shop"), b"x").code == 0
+    known.settled()
+    team = Identity("team", ("Shop",), ("Shop",))
+    others = (Identity("other", (), ("Pay",)), Identity("maker2", ("Shop",), ("Pay",)),
+              Identity("boss", is_admin=True))  # fmt: skip
+    with known.own(team) as wire:
+        answer_of(wire, api.Join(3, "g", "m", 1, [api.Subscription("Shop")]))
+        locked = answer_of(wire, api.Lock(4, "g", "m", {"Shop": [0]}))
+        assert isinstance(locked, api.Locked) and locked.queues == {"Shop": [0]}
+        told = {}
+        for one in others:
+            with known.own(one) as asking:
+                answer = answer_of(asking, api.AskMembers(5, "g"))
+                assert isinstance(answer, api.MembersListed), answer
+                assert [member.id for member in answer.members] == ["m"]
+                told[one.name] = answer.owners
+    owned = {"Shop": {0: "m"}}
+    assert told == {"other": {}, "maker2": owned, "boss": owned}
+
+
 def test_topics_and_positions_beyond_the_quota_are_not_made(
     known: Identified, limited: Callable[[Quota], str]
 ) -> None:
