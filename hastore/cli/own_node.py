@@ -42,6 +42,7 @@ REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
 _FIND_S = 5.0
 ANSWER_S = 1.0  # a node that hangs must not delay the command for long
+PATIENT_S = 10.0  # but a master that is late with its replay may be as late with its answers
 _ASKED_AT_ONCE = 32
 _SILENT_MS = 30_000.0  # so long a command does not ask a registry again that did not answer
 _SILENT_UNTIL = "hastore.registry"  # its place in the command's context
@@ -68,27 +69,49 @@ def best_informed(statuses: Iterable[_Status]) -> _Status:
     return max(statuses, key=knows)
 
 
-def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> str | None:
+def wait_replayed(
+    addresses: Sequence[str], security: SecurityLike = None, *, patient: bool = False
+) -> str | None:
     """Wait until the master among `addresses` has replayed its log, up to its end at the call.
 
     A put is acknowledged before replay enters its message into queues and index. After this wait a
     command finds each message that was acknowledged before it. If there is no master, the command
     goes on with what the nodes have. Returns how far replay has come if it takes longer than
-    `REPLAY_S`: then the command must not pass off the messages up to there as all of them.
+    `REPLAY_S`, or the master answers no more: then the command must not pass off the messages up
+    to there as all of them. `patient`: a master that does not answer at once is waited for.
     """
     more = () if security is None else (security,)
-    for address in _known(addresses):
-        status = ask_status(address, ANSWER_S, *more)
-        if status is not None and status["writable"]:
-            break
-    else:
+    found = _find_master(_known(addresses), more, patient=patient)
+    if found is None:
         return None
+    address, status = found
     deadline, end = time.monotonic() + REPLAY_S, status["max_offset"]
-    while status is not None and status["dispatched_offset"] < end:
+    while status["dispatched_offset"] < end:
         if time.monotonic() >= deadline:
             return _unreplayed(status, end)
         time.sleep(_POLL_S)
+        now = ask_status(address, PATIENT_S if patient else ANSWER_S, *more)
+        if now is None:
+            return f"{_unreplayed(status, end)}; it does not answer now"
+        status = now
+    return None
+
+
+def _find_master(
+    addresses: Sequence[str], more: tuple[SecurityLike, ...], *, patient: bool
+) -> tuple[str, dict[str, Any]] | None:
+    """Return the first node that takes puts, with its status; None if none answers."""
+    silent = []
+    for address in addresses:
         status = ask_status(address, ANSWER_S, *more)
+        if status is None:
+            silent.append(address)
+        elif status["writable"]:
+            return address, status
+    for address in silent if patient else ():
+        status = ask_status(address, PATIENT_S, *more)
+        if status is not None and status["writable"]:
+            return address, status
     return None
 
 
@@ -104,7 +127,7 @@ def _unreplayed(status: Mapping[str, Any], end: int) -> str:
 
 def need_replayed(addresses: Sequence[str], security: SecurityLike = None) -> None:
     """Wait as `wait_replayed`, for a command that would do something wrong; raises HastoreError."""
-    missing = wait_replayed(addresses, security)
+    missing = wait_replayed(addresses, security, patient=True)
     if missing is not None:
         raise HastoreError(
             f"nothing was done: {missing}; run the command again once `hastore status` shows no"

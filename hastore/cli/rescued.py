@@ -139,7 +139,7 @@ def dismiss_command(
     if as_json:
         print_json({"node": config.node, "dismissed": sorted(wanted), "done": runs})
     else:
-        later = "" if runs else "; the node does not run, and takes this when it starts"
+        later = "" if runs else "; the node does not answer, and takes this once it runs"
         print_text(f"{counted(len(wanted), 'cut')} dismissed{later}")
 
 

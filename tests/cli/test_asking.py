@@ -8,7 +8,7 @@ import pytest
 
 from hastore.cli import groups, own_node, read, topics
 from hastore.cli import positions as positions_cli
-from hastore.cli.own_node import of_each, registered, wait_replayed
+from hastore.cli.own_node import need_replayed, of_each, registered, wait_replayed
 from hastore.client import Producer
 from hastore.client.consumer.positions_client import Positions
 from hastore.config.model import Config, NodeAddress, StoreConfig
@@ -57,7 +57,24 @@ def test_the_wait_ends(monkeypatch, why):
     left = {"no master": [100], "the master stops": [0], "replay is stuck": [0] * 3}[why]
     group = ThreeNodes(monkeypatch, left, writable="" if why == "no master" else "b")
     missing = wait_replayed("abc")
-    assert len(group.asked) <= 3 and (missing is None) == (why != "replay is stuck")
+    assert len(group.asked) <= 3 and (missing is None) == (why == "no master")
+    if why == "the master stops":
+        assert missing.endswith("; it does not answer now")
+
+
+def test_a_busy_master_is_not_passed_over_by_commands_that_would_do_something_wrong(monkeypatch):
+    """Else messages that its replay has not read would be sent again, though it has them."""
+    monkeypatch.setattr(own_node, "REPLAY_S", 0.0)
+    group = ThreeNodes(monkeypatch, [10] * 3, end=1_000)
+    real = group.status
+
+    def slow(address, timeout_s):
+        return real(address, timeout_s) if address != "b" or timeout_s > 1.0 else None
+
+    monkeypatch.setattr(own_node, "ask_status", slow)
+    with pytest.raises(HastoreError, match="nothing was done: node 2 has replayed its log only"):
+        need_replayed("abc")
+    assert wait_replayed("abc") is None, "what only shows waits for nobody"
 
 
 @pytest.mark.parametrize("problem", [None, "replay stopped at offset 0: no room"])

@@ -858,7 +858,7 @@ def test_a_dismissal_reaches_a_node_that_does_not_run(tmp_path: pathlib.Path) ->
         done = hastore("rescued", "dismiss", "-c", group.file(1), "--all")
         assert done.returncode == 0, done.stderr
         assert done.stdout == (
-            "1 cut dismissed; the node does not run, and takes this when it starts\n"
+            "1 cut dismissed; the node does not answer, and takes this once it runs\n"
         )
         group.start(1, **changes)
         wait_for(lambda: not group[1].backend.status()["cuts"])
