@@ -5,10 +5,10 @@ adds them by one commit of the table. That sets the number of the batch as the v
 application, which is the query: Spark keeps its id in the checkpoint. So a batch that Spark repeats
 after a kill is found in the table, and its rows are there once. Spark's own Delta does the same.
 
-A second application, the query's id with OFFSETS, has a digest of the offsets at which the batch
-ends in its sources. Spark writes these to the checkpoint before it runs a batch, and repeats it up
-to the same ones. So a batch of the same number with other offsets is not that batch again: the
-checkpoint was set back.
+A second application, the query's id with PLAN, has a digest of what the checkpoint says of the
+batch: when it was planned, and where it ends in its sources. Spark writes that before it runs a
+batch, and repeats the batch by it. So a batch of the same number with another plan is not that
+batch again: the checkpoint was set back.
 """
 
 import datetime
@@ -45,7 +45,7 @@ from hastore.pipeline.target import (
 from hastore.spark.writer import QUERY_ID
 
 log = logging.getLogger(__name__)
-OFFSETS = "-offsets"
+PLAN = "-plan"
 _WRITTEN = "name string, rows bigint, bytes bigint, partition string"
 Values = tuple[Any, ...]  # of the columns by which a table is partitioned
 
@@ -89,7 +89,7 @@ class DeltaBatches:
         root = self._root()
         delta_log = DeltaLog(root, options_of(Bucket(root)) if is_bucket(root) else None)
         schema = to_arrow_schema(frame.schema.toNullable(), timezone="UTC")
-        mark = mark_of(offsets_of(session, query, batch_id), batch_id)
+        mark = mark_of(plan_of(session, query, batch_id), batch_id)
         try:
             table = delta_log.table()
             if table is not None:
@@ -97,14 +97,14 @@ class DeltaBatches:
                 if done is not None and done > batch_id:
                     raise _set_back(root, query, batch_id, done)
                 if done == batch_id:
-                    there = table.transaction_version(query + OFFSETS)
+                    there = table.transaction_version(query + PLAN)
                     if is_of_another(there, mark):
                         raise _set_back(root, query, batch_id, done)
                     return
                 self._check_table(table, schema)
             files = self._write(frame, schema, root)
             if files:
-                marks = {query: batch_id} | ({} if mark is None else {query + OFFSETS: mark})
+                marks = {query: batch_id} | ({} if mark is None else {query + PLAN: mark})
                 delta_log.add(table, marks, schema, self.partition_by, files)
         except DeltaError as error:
             raise HastoreError(
@@ -173,7 +173,7 @@ def _set_back(root: str, query: str, batch_id: int, done: int) -> UsageError:
     """
     has = f"its batch {done}, and Spark repeats only the last one"
     if done == batch_id:
-        has = "a batch of that number that ends at other offsets"
+        has = "a batch of that number that was planned before"
     return UsageError(
         f"batch {batch_id} of the query {query} is not written: the Delta table {root} has "
         f"{has}. So the query's checkpoint was set back, or copied for a second query, and "
@@ -182,10 +182,11 @@ def _set_back(root: str, query: str, batch_id: int, done: int) -> UsageError:
     )
 
 
-def offsets_of(session: SparkSession, query: str, batch_id: int) -> str | None:
-    """Return where a batch ends in its sources, as the checkpoint has it, in Spark's JSON.
+def plan_of(session: SparkSession, query: str, batch_id: int) -> str | None:
+    """Return what the checkpoint says of a batch, in Spark's JSON.
 
-    None if this Spark does not tell: its classes are not a public interface.
+    That are its time and the offsets at which it ends: of files these are numbers that do not tell
+    which ones. None if this Spark does not tell: its classes are not a public interface.
     """
     jvm: Any = session._jvm
     try:
@@ -196,37 +197,35 @@ def offsets_of(session: SparkSession, query: str, batch_id: int) -> str | None:
         path = jvm.org.apache.hadoop.fs.Path(f"{found.resolvedCheckpointRoot()}/offsets/{batch_id}")
         stream = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).open(path)
         try:
-            text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
     except (Py4JError, TypeError) as unknown:  # TypeError: a package of that name, and no class
         _warn_once(query, str(unknown))
         return None
-    # A version, and the batch's time and the like, which are others when a batch is planned anew.
-    return text.partition("\n")[2].partition("\n")[2]
 
 
 @functools.cache
 def _warn_once(query: str, why: str) -> None:
     log.warning(
-        "the offsets of the batches of query %s are not known, so a checkpoint that is set back by "
+        "the plans of the batches of query %s are not known, so a checkpoint that is set back by "
         "exactly one batch is not noticed: %s", query, why,
     )  # fmt: skip
 
 
-def mark_of(offsets: str | None, batch_id: int) -> int | None:
-    """Return the number under which a table keeps a batch's offsets; None if they are not known.
+def mark_of(plan: str | None, batch_id: int) -> int | None:
+    """Return the number under which a table keeps a batch's plan; None if that is not known.
 
     It has the batch's own: an older version of hastore writes batches without it.
     """
-    if offsets is None:
+    if plan is None:
         return None
-    digest = int.from_bytes(hashlib.sha256(offsets.encode()).digest()[:4], "big")
+    digest = int.from_bytes(hashlib.sha256(plan.encode()).digest()[:4], "big")
     return (batch_id % 2**31) << 32 | digest
 
 
 def is_of_another(there: int | None, mark: int | None) -> bool:
-    """Whether a table's mark is one of the same batch with other offsets."""
+    """Whether a table's mark is one of the same batch with another plan."""
     if there is None or mark is None:
         return False
     return there != mark and there >> 32 == mark >> 32

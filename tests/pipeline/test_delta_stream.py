@@ -78,8 +78,8 @@ class Frame:
 
 @pytest.fixture(autouse=True)
 def _of_no_spark(monkeypatch):
-    """tests/spark/stream/test_delta_batches.py asks a real one for the offsets."""
-    monkeypatch.setattr(module, "offsets_of", lambda *_: None)
+    """tests/spark/stream/test_delta_batches.py asks a real one for the plans."""
+    monkeypatch.setattr(module, "plan_of", lambda *_: None)
 
 
 def rows_of(target, **options):
@@ -141,20 +141,20 @@ def test_a_checkpoint_that_was_set_back_is_refused(tmp_path):
 def test_a_checkpoint_that_was_set_back_by_one_batch_is_refused(tmp_path, monkeypatch):
     """Its next batch has the number of the last one, and what came since beside that one's rows."""
     target = str(tmp_path / "table")
-    batches, ends = DeltaBatches(target), {0: "[10]", 1: "[20]"}
-    monkeypatch.setattr(module, "offsets_of", lambda _session, _query, batch: ends[batch])
-    for number in (0, 1, 1):  # Spark repeats the last one up to the same offsets
+    batches, plans = DeltaBatches(target), {0: "to 10", 1: "to 20"}
+    monkeypatch.setattr(module, "plan_of", lambda _session, _query, batch: plans[batch])
+    for number in (0, 1, 1):  # Spark repeats the last one by the same plan
         batches(Frame("q"), number)
-    ends[1] = "[25]"
+    plans[1] = "to 25"
     with pytest.raises(UsageError, match="batch 1 .* has a batch of that number .*set back"):
         batches(Frame("q"), 1)
     assert rows_of(target) == 10
-    for unknown in (None, "[20]"):  # by this Spark; and a batch as it was
-        ends[1] = unknown
+    for plan in (None, "to 20"):  # not known by this Spark; as it was
+        plans[1] = plan
         batches(Frame("q"), 1)
-    ends[2] = None
+    plans[2] = None
     batches(Frame("q"), 2)  # of an older version: the table has the mark of batch 1
-    ends[2] = "[30]"
+    plans[2] = "to 30"
     batches(Frame("q"), 2)
     assert rows_of(target) == 15
 

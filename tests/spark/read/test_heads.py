@@ -525,7 +525,7 @@ def test_without_any_node_the_error_names_the_addresses_and_the_option():
     text = "within 0.3 s, which the option retryTimeout changes: no answer from tcp://127.0.0.1:9"
     with pytest.raises(UnreachableError, match=text) as failed:
         head.available()
-    assert "check 'hastore.bootstrap.servers'" in str(failed.value)
+    assert "check option 'hastore.bootstrap.servers', that" in str(failed.value)
     head.close()
 
 
