@@ -39,7 +39,7 @@ def test_another_shell_is_wrong_usage():
 def test_commands_and_options():
     assert completed("do") == ["doctor"]
     assert {"flip", "top", "completion"} <= set(completed(""))
-    assert completed("groups", "de") == ["delete", "describe"]
+    assert completed("groups", "de") == ["dead-letters", "delete", "describe"]
     assert "--keep-queues" in completed("produce", "--k")
 
 

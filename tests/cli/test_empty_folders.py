@@ -59,5 +59,5 @@ def test_it_is_wrong_usage(words: tuple[str, ...]) -> None:
 
 def test_a_job_of_a_file_or_of_python_refuses_it_too() -> None:
     for empty in ("", " "):
-        with pytest.raises(UsageError, match="option 'path' is empty"):
+        with pytest.raises(UsageError, match="path is empty"):
             Where(empty).parsed()
