@@ -67,7 +67,7 @@ def test_settings_of_a_group(jvm, site):
     run("deleteTopic", "-c", CLUSTER, "-t", "%RETRY%g")
     shown = run("getConsumerConfig", "-g", "g")
     assert "3" in shown.split("retryMaxTimes", 1)[1].split("\n")[0], "they are not the topic's"
-    run("deleteSubGroup", "-b", site.master, "-g", "g")
+    run("deleteSubGroup", "-c", CLUSTER, "-g", "g")
     shown = run("getConsumerConfig", "-g", "g")
     assert "16" in shown.split("retryMaxTimes", 1)[1].split("\n")[0]
     jvm.call("producer.stop", name=producer)

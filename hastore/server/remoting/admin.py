@@ -4,6 +4,7 @@
     28         GET_BROKER_RUNTIME_INFO: brokerStatus, clusterList
     907        GET_BROKER_HA_STATUS: haStatus
     100, 101   PUT_KV_CONFIG, GET_KV_CONFIG: the order of a topic, for `updateTopic -o true`
+    102        DELETE_KV_CONFIG: the same, for what deletes a topic (`deleteSubGroup -c`)
 
 The names are RocketMQ's, the values this node's own. What a node does not know, such as totals of
 past days, is left out: mqadmin shows 0 or nothing there. Nothing waits for a pool of threads or for
@@ -98,6 +99,7 @@ class Admin:
             Code.GET_BROKER_HA_STATUS: self.replication,
             Code.PUT_KV_CONFIG: self.put_value,
             Code.GET_KV_CONFIG: self.value,
+            Code.DELETE_KV_CONFIG: self.forget_value,
         }
 
     def _counts(self) -> Counts:
@@ -220,16 +222,28 @@ class Admin:
     def put_value(self, request: RemotingRequest) -> None:
         """Confirm that a topic is ordered: its own configuration says so, once it is replicated."""
         topic = _ordered_topic(request)
+        text = f"topic {topic[:80]} is not ordered; `mqadmin updateTopic -o true` makes it"
+        self._await_order(request, topic, True, text)
+
+    def forget_value(self, request: RemotingRequest) -> None:
+        """Confirm that a topic is not ordered, as one that was deleted just now."""
+        topic = _ordered_topic(request)
+        text = f"topic {topic[:80]} is ordered; `mqadmin updateTopic -o false` ends that"
+        self._await_order(request, topic, False, text)
+
+    def _await_order(
+        self, request: RemotingRequest, topic: str, wanted: bool, otherwise: str
+    ) -> None:
+        """Answer once a topic is ordered or is not, as wanted; another node may know it sooner."""
         until_ms = self._clock.monotonic_ms() + ORDER_MS
 
         def look() -> None:
-            if self._order(topic) is not None:
+            if (self._order(topic) is not None) is wanted:
                 request.answer(Answer.SUCCESS)
             elif self._clock.monotonic_ms() < until_ms:
                 self._door.at(self._clock.monotonic_ms() + LOOK_MS, look)
             else:
-                text = f"topic {topic[:80]} is not ordered; `mqadmin updateTopic -o true` makes it"
-                request.answer(Answer.SYSTEM_ERROR, remark=text)
+                request.answer(Answer.SYSTEM_ERROR, remark=otherwise)
 
         look()
 

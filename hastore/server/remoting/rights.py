@@ -241,4 +241,5 @@ NEEDS: dict[int, Need] = {
     Code.GET_BROKER_HA_STATUS: _ADMIN,
     Code.PUT_KV_CONFIG: _ADMIN,
     Code.GET_KV_CONFIG: _ADMIN,
+    Code.DELETE_KV_CONFIG: _ADMIN,
 }

@@ -255,6 +255,25 @@ def test_the_order_of_a_topic_is_what_its_configuration_says(node: Node) -> None
     assert node.client.ask(Code.GET_KV_CONFIG, {"key": "T"}).code == Answer.SYSTEM_ERROR
 
 
+def test_the_order_of_a_topic_that_is_deleted_is_forgotten(node: Node) -> None:
+    """`mqadmin deleteSubGroup -c` ended with a stack trace, and left the dead letters there."""
+    forgotten = node.client.ask(Code.DELETE_KV_CONFIG, value_of("%RETRY%g"))
+    assert forgotten.code == Answer.SUCCESS, "it never had one"
+    node.backend.put_encoded([build_change(TopicChange(TopicConfig("T", 4, 3, order=True)), 1)])
+    never = node.client.send(Code.DELETE_KV_CONFIG, value_of("T"))
+    node.desk.run(2_100)
+    refused = node.client.answers.pop(never)
+    assert refused.code == Answer.SYSTEM_ERROR and "-o false" in str(refused.remark)
+    waiting = node.client.send(Code.DELETE_KV_CONFIG, value_of("T"))
+    node.desk.run(1_000)
+    assert waiting not in node.client.answers, "this node may not have the deletion yet"
+    node.backend.put_encoded([build_change(TopicChange(deleted="T"), 2)])
+    node.desk.run(50)
+    assert node.client.answers.pop(waiting).code == Answer.SUCCESS
+    other = node.client.ask(Code.DELETE_KV_CONFIG, value_of("T", "OTHER"))
+    assert other.code == Answer.REQUEST_CODE_NOT_SUPPORTED and "OTHER" in str(other.remark)
+
+
 def test_a_disk_that_cannot_be_asked_is_said(config: Config, tmp_path: pathlib.Path) -> None:
     gone = msgspec.structs.replace(config, store=StoreConfig(root=str(tmp_path / "gone")))
     node = Node(gone)
