@@ -123,7 +123,7 @@ class Facts:
         if level is None:
             self.report.find("level", f"no reply has the level {event.level!r}", *lines)
         elif self.header.mode == "dledger" and level.copies:
-            text = f"in mode dledger a majority confirms whatever is asked, the reply is {level}"
+            text = f"in mode dledger a majority confirms all that is answered, the reply is {level}"
             self.report.find("level", text, *lines)
         elif sent.acks == "all" and self._is_below_all(level):
             self.report.find("level", f"acks all was asked for, the reply is {level}", *lines)
