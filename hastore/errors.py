@@ -258,7 +258,12 @@ class FencedError(ClientError):
 
 
 class NotStoredError(ClientError):
-    """The message is certainly not stored; `status` says why."""
+    """The message is certainly not stored; `status` says why.
+
+    `final`: as the group is configured, it would refuse each later attempt, too.
+    """
+
+    final = False
 
     def __init__(self, message: str, status: Status | str) -> None:
         super().__init__(message)

@@ -115,6 +115,7 @@ class _Message(NamedTuple):
     arguments: tuple[str, bytes, str | None, str | None, Properties, None, int | None]
     expires: float  # monotonic ms
     tried: frozenset[str] = frozenset()  # the groups that did not take it
+    refused_by: frozenset[str] = frozenset()  # of these, those that never will
 
 
 class ClusterProducer(Producer):
@@ -325,8 +326,13 @@ class ClusterProducer(Producer):
     def _note_end(self, message: _Message, group: GroupProducer, done: Future[SendResult]) -> None:
         """Pass an outcome on; a message that is certainly not stored moves on."""
         failure = done.exception()
+        may_move = isinstance(failure, NotStoredError | UnreachableError)
+        if isinstance(failure, NotStoredError) and failure.final:
+            message = message._replace(refused_by=message.refused_by | {group.name})
+            topic = message.arguments[0]
+            may_move = not message.refused_by.issuperset(self._groups.with_topic(topic))
         if (
-            isinstance(failure, NotStoredError | UnreachableError)
+            may_move
             and not self._ends.is_set()
             and self._clock.monotonic_ms() < message.expires
         ):
@@ -386,7 +392,9 @@ class ClusterProducer(Producer):
         topic, _, key, *_ = message.arguments
         try:
             turn = self._turn(topic) if key is None else 0
-            names = self._order(topic, key, turn)
+            names = [
+                one for one in self._order(topic, key, turn) if one not in message.refused_by
+            ]
             group = self._look_for_group(names, key, message.tried)
             is_late = self._clock.monotonic_ms() >= message.expires
             if group is None and is_late:

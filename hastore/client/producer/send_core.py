@@ -34,7 +34,7 @@ from hastore.client.messages import SendResult, Status, doubt_of, failure_of
 from hastore.client.producer.futures import Outcome, result_of
 from hastore.client.producer.master_calls import MasterCalls
 from hastore.client.producer.window import Entry, Frame, Window, in_order
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, NotStoredError
 from hastore.protocol import api
 from hastore.record.layout import header_struct, offset_of
 
@@ -762,6 +762,7 @@ def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended, misplaced: lis
     for entry in frame.entries:
         entry.status = statuses.pop() if refused else Status.TIMEOUT
         statuses.add(entry.status)
+        entry.final = refused and entry.status.is_refusal
         entry.reason = reply.reason if refused else "the node's answer does not fit the request"
         _settle_refused(entry, ended, misplaced)
 
@@ -802,7 +803,10 @@ def _failure(entry: Entry) -> HastoreError:
     reason = entry.reason
     if entry.doubted_epoch is not None:
         reason += f"; {doubt_of(entry.doubted_epoch)}"
-    return failure_of(entry.status, reason, None, unknown=entry.unknown)
+    failure = failure_of(entry.status, reason, None, unknown=entry.unknown)
+    if isinstance(failure, NotStoredError):
+        failure.final = entry.final
+    return failure
 
 
 def _succeed(entry: Entry, results: list[SendResult], ended: Ended) -> None:

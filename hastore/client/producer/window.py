@@ -58,6 +58,7 @@ class Entry(msgspec.Struct, eq=False):
     guesses: tuple[tuple[bool, str | None], ...] = ()
     half: Half | None = None  # of a half message
     unknown: bool = False
+    final: bool = False  # refused for good, as the group is configured
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""
     result: SendResult | None = None  # of an attempt that stored it without confirmation

@@ -222,6 +222,25 @@ def test_what_moves_to_another_group_keeps_the_order_of_its_key(
     assert places == sorted(places)
 
 
+def test_what_each_group_refuses_for_good_ends_at_once(
+    make_node: Callable[..., Node], groups: Groups
+) -> None:
+    """It went from group to group as fast as they answered, for the whole delivery timeout."""
+    nodes = {"a": make_node(1), "b": make_node(2)}
+    groups.groups = {name: Seen((node.address,)) for name, node in nodes.items()}
+    for node in nodes.values():
+        node.backend.unconfirmable = "0 of 1 in sync"
+        node.backend.unflushable = "set ha.ack_point: flushed on the slaves"
+    made: Any = Producer("zk://127.0.0.1:1/shop", sync_flush=True, delivery_timeout_s=LIMIT_S)
+    with made as producer:
+        with pytest.raises(NotStoredError, match="ha.ack_point: flushed") as refused:
+            producer.send("t", b"1").result(LIMIT_S / 2)
+        assert refused.value.final
+        nodes["b"].backend.unconfirmable = nodes["b"].backend.unflushable = None
+        key = next(str(n) for n in range(99) if producer._order("t", str(n), 0)[0] == "a")
+        assert producer.send("t", b"2", key=key).result(LIMIT_S / 2).status == "PUT_OK"
+
+
 def test_without_a_thread_to_move_it_a_message_ends_as_not_stored(
     failing: tuple[Any, str, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
