@@ -41,6 +41,7 @@ from hastore.client.producer.preparer import (
 )
 from hastore.client.producer.producer import Producer
 from hastore.client.producer.transactions import TransactionOptions
+from hastore.client.producer.window import INSIDE
 from hastore.client.security import Security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (
@@ -149,7 +150,8 @@ class ClusterProducer(Producer):
         )  # fmt: skip
         self._cluster = cluster.cluster
         self._groups = ClusterGroups(cluster, security, clock)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self._producers: dict[str, GroupProducer] = {}  # changed under the lock
         self._turns: dict[str, itertools.count[int]] = {}
         self._down: dict[str, float] = {}  # since when a group is without a master
@@ -304,6 +306,8 @@ class ClusterProducer(Producer):
 
     def _check_place(self, topic: object, queue: object, call: str) -> None:
         self._lifecycle.check_usable()
+        if self._is_owned():
+            raise ClientError(INSIDE)
         if queue is not None:
             raise UsageError(f"queue: each group has its own; use producer.group(NAME).{call}")
         if not isinstance(topic, str):

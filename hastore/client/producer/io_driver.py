@@ -350,10 +350,12 @@ class IoDriver:
                 self._alone_in = 0
 
     def refuse_own_thread(self) -> None:
-        """Raise ClientError in a Future's callback, and in what runs inside a driving caller.
+        """Raise ClientError in a Future's callback, and in what runs inside a call.
 
-        Neither may wait: the core waits for it.
+        None of them may wait: the core, or the call, waits for it.
         """
+        if not self._forked:  # by a signal handler, perhaps in the middle of a call
+            self._window.refuse_owner()
         if threading.current_thread() is self._thread:
             raise ClientError(
                 "a Future's callback must not wait: the producer's thread runs it; nor a log "

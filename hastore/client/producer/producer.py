@@ -463,6 +463,8 @@ class Producer(ProducerClient, Closable):
             queue_id = queue_of("queue", queue)
         future: SendFuture[SendResult] = SendFuture(self._unread)
         while True:
+            if window.is_owned():
+                window.refuse_owner()
             with window.lock:  # so numbers rise in the order in which messages are admitted
                 if window.has_room(1):
                     seq = window.next_seq
@@ -555,6 +557,7 @@ class Producer(ProducerClient, Closable):
         expires = now + self._timeout_ms
         future: SendFuture[Any] = SendFuture(self._unread)
         while True:
+            window.refuse_owner()
             with window.lock:
                 if window.has_room(count):
                     window.admit(make(window.next_seq, future, expires))

@@ -27,6 +27,10 @@ NOT_SENT = (
     "the delivery timeout was over before the message could be sent: as many earlier ones as "
     "`max_in_flight` allows were unsettled, or the program kept the producer from running"
 )
+INSIDE = (
+    "a finalizer (`__del__`), a signal handler, or what else runs in the middle of a call of this "
+    "producer, must not use it"
+)
 
 
 class Half(NamedTuple):
@@ -85,12 +89,14 @@ class Window:
     """Bound the span of unsettled sequence numbers.
 
     Callers number and admit entries while they hold `lock`. The driver takes them and releases the
-    settled ones without the lock.
+    settled ones without the lock. `is_owned` says whether the calling thread holds it: then this is
+    a finalizer, or what else runs in the middle of a call, and must not number its own.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.is_owned: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
         self.incoming: deque[Entry] = deque()
         self._order: deque[Entry] = deque()
         self._latest_ms = 0.0  # when the last of the entries taken so far expires
@@ -185,6 +191,11 @@ class Window:
         # before it removes the entry from `incoming`.
         incoming = tuple(self.incoming)
         return list(dict.fromkeys((*self._order, *incoming)))
+
+    def refuse_owner(self) -> None:
+        """Raise ClientError in what runs in the middle of a call that holds the lock."""
+        if self.is_owned():
+            raise ClientError(INSIDE)
 
     def check_open(self) -> None:
         """Raise ClientError once closed."""

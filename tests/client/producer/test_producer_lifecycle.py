@@ -19,6 +19,7 @@ import pytest
 
 from hastore import Producer
 from hastore.client.producer import cluster_producer
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
     ClientError,
     HastoreError,
@@ -179,6 +180,48 @@ class OneGroup:
     def start(self) -> None: ...
 
     def stop(self, timeout_s: float) -> None: ...
+
+
+class Inside:
+    """A clock that is read in the middle of a send: there garbage may be collected as well."""
+
+    monotonic_ms = staticmethod(SYSTEM_CLOCK.monotonic_ms)
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
+        self.said: list[str] = []
+
+    def wall_ms(self) -> int:
+        if self.calls:
+            try:
+                self.calls.pop()()
+            except ClientError as refused:
+                self.said.append(str(refused))
+        return SYSTEM_CLOCK.wall_ms()
+
+
+def test_a_finalizer_that_runs_in_the_middle_of_a_send_is_told_so(node: Node) -> None:
+    """Such as a connection's that logs a line, by a handler that ships it. It waited for ever."""
+    clock, results = Inside(), list[Any]()
+
+    def work() -> None:
+        with Producer([node.address], clock=clock) as producer:
+            clock.calls = [
+                lambda: producer.send("t", b"x", queue=0),
+                lambda: producer.send_sync("t", b"x", queue=0),
+                lambda: producer.send_batch("t", [b"x"], queue=0),
+                producer.close,
+            ]
+            sent: list[Any] = [producer.send("t", b"%d" % n, queue=0) for n in range(2)]
+            sent += [producer.send_batch("t", [b"%d" % n], queue=0) for n in range(2, 4)]
+            results.extend(each.result(60) for each in sent)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(results) == 4 and len(clock.said) == 4
+    assert all("in the middle of a call" in each for each in clock.said)
+    assert bodies(node) == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("whole", [False, True])
