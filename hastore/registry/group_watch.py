@@ -209,7 +209,7 @@ def watch_group(
     with _state.lock:
         key = _key(group, tls)
         watch = _state.watches.get(key)
-        if watch is None:
+        if watch is None or not watch.alive:  # its thread could not be started, or has failed
             watch = _state.watches[key] = GroupWatch(group, tls)
             watch.start()
         subscription = Subscription(watch, on_change)

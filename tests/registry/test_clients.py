@@ -211,6 +211,24 @@ class Named:
         pass
 
 
+def test_a_watch_without_a_thread_is_no_watch_of_later_clients(monkeypatch):
+    """No thread could be started: then no client of the process found the group any more."""
+    where = parse_group_address("zk://127.0.0.1:1/test/no-thread")
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            group_watch.watch_group(where, None, Named().close)
+    watch = group_watch.watch_group(where, None, Named().close)
+    try:
+        wait_until(lambda: "not answered yet" not in (watch.problem or ""), 60, "nobody looks")
+    finally:
+        watch.close()
+
+
 def test_addresses_that_nodes_have_left_are_forgotten(monkeypatch):
     """Nodes that get a new address at each start never fill the client's list."""
     named = Named()
