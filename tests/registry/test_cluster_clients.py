@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from hastore import Consumer, Producer
+from hastore import Admin, Consumer, Producer
 from hastore.addresses import is_cluster_address, parse_cluster_address
 from hastore.client.producer.cluster_producer import ClusterProducer
 from hastore.client.producer.preparer import NO_PROPERTIES
@@ -36,12 +36,15 @@ LIMIT_S = 120.0
 def bodies(group: Group, topic: str) -> list[bytes]:
     """Return all messages of a topic in one group."""
     found: list[bytes] = []
-    with Consumer(topic, group.bootstrap) as consumer:
+    with Consumer(topic, group.bootstrap) as consumer, Admin(
+        group.bootstrap, timeout_s=LIMIT_S
+    ) as admin:
         while True:
             some = [one.body for one in consumer.poll(timeout_s=0.3)]
-            if not some:
-                return found
             found += some
+            queues = {} if some else admin.topics().get(topic, {})
+            if not some and len(found) >= sum(end - first for first, end in queues.values()):
+                return found
 
 
 def counts(groups: list[Group], topic: str) -> list[int]:
