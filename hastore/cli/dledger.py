@@ -449,28 +449,34 @@ def recovery_text(found: "GroupRecovery") -> list[str]:
     return lines
 
 
-def refuse_living(config: Config) -> None:
-    """Raise HastoreError if another node answers that has a store of the group of a file.
+def refuse_living(path: str, config: Config) -> None:
+    """Raise HastoreError if another node answers that has a store of the group of the file.
 
     Without members a node has an empty store, and waits to be added.
     """
 
-    def is_there(number: int) -> bool:
+    def is_there(number: int) -> bool | None:
         try:
-            status = ask_own_status(config, number, ANSWER_S)
+            status = ask_own_status(config, number, ANSWER_S) or {}
         except NotAuthenticatedError:
-            return True  # somebody is there
+            return None  # somebody is there
         own = config.cluster, config.group
-        found = status is not None and (status.get("cluster"), status.get("group")) == own
-        return found and status is not None and bool(status.get("members"))
+        return (status.get("cluster"), status.get("group")) == own and bool(status.get("members"))
 
     there = of_each(sorted(set(config.nodes) - {config.node}), is_there)
     alive = ", ".join(str(number) for number, found in there.items() if found)
+    hidden = ", ".join(str(number) for number, found in there.items() if found is None)
     if alive:
         raise HastoreError(
             f"node {alive} of the group answers, and nothing was changed: if a majority of the"
             " members can run, start them, and nothing is lost; if their disks are lost for good,"
             f" stop node {alive} first: else there might be two groups that acknowledge puts"
+        )
+    if hidden:
+        raise HastoreError(
+            f"who answers at the address of node {hidden} does not accept this command, and nothing"
+            " was changed: if it is that node, stop it first: there might be two groups that"
+            f" acknowledge puts; if another has its address now, take it out of `nodes` in {path}"
         )
 
 
@@ -492,7 +498,7 @@ def recover_command(path: str, unsafe: bool, as_json: bool) -> None:
 
     config = load_config(path)
     if unsafe:
-        refuse_living(config)
+        refuse_living(path, config)
     found = recover_group(config, unsafe=unsafe)
     if as_json:
         print_json({**asdict(found), "kept_beyond": found.kept_beyond})

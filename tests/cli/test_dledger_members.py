@@ -8,7 +8,7 @@ import pytest
 from hastore.cli import dledger, remote_nodes
 from hastore.config.file import load_config
 from hastore.dledger.driver.requests import _not_addable, request_path
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, NotAuthenticatedError
 from hastore.protocol.dledger import MemberSet
 from tests.process.harness import ROOT
 
@@ -145,3 +145,32 @@ def test_a_replacement_that_is_given_again_goes_on_where_it_is(members, learners
     """A dead member is removed before the other becomes one: a repeat was refused then."""
     status = {"members": members, "learners": [{"node": n} for n in learners], "leaving": leaving}
     assert remote_nodes._already(status, "replace", 3, 4) == told
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ({}, None),
+        ({2: MEMBER}, "node 2 of the group answers, and nothing was changed: if a majority"),
+        ({2: MEMBER, 3: MEMBER}, "node 2, 3 of the group answers"),
+        ({2: {**MEMBER, "members": []}}, None),
+        ({2: {**MEMBER, "group": "another"}}, None),
+        ({2: None}, "address of node 2 does not accept this command, .* out of `nodes` in FILE"),
+    ],
+    ids=["nobody", "one", "two", "an empty store", "another group", "a stranger"],
+)
+def test_a_store_is_recovered_if_no_other_node_of_the_group_answers(monkeypatch, found, text):
+    config = load_config(str(ROOT / "conf" / "dledger-n0.yaml"))
+    names = {"cluster": config.cluster, "group": config.group}
+
+    def ask(_config, number, _timeout_s):
+        if number in found and found[number] is None:
+            raise NotAuthenticatedError("no certificate")
+        return names | found[number] if number in found else None
+
+    monkeypatch.setattr(dledger, "ask_own_status", ask)
+    if text is None:
+        dledger.refuse_living("FILE", config)
+    else:
+        with pytest.raises(HastoreError, match=text):
+            dledger.refuse_living("FILE", config)
