@@ -6,6 +6,7 @@ import inspect
 import pathlib
 import pydoc
 import re
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, get_type_hints
 
@@ -55,6 +56,8 @@ def test_there_is_one_status(node: Node) -> None:
         assert producer.send_sync("t", b"").status is Status.PUT_OK
     node.backend.unconfirmable = "no slave"
     with Producer([node.address], acks="all", delivery_timeout_s=0.2) as producer:
+        while producer.master is None:
+            time.sleep(0.005)
         with pytest.raises(NotStoredError) as refused:
             producer.send_sync("t", b"")
     assert refused.value.status is Status.SLAVE_NOT_AVAILABLE
