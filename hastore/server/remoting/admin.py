@@ -30,6 +30,7 @@ SAMPLE_MS = 5_000.0
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 ORDER_MS, LOOK_MS = 2_000.0, 50.0  # how long, and how often a change of a topic is looked for
 WINDOWS_MS = (10_000.0, 60_000.0, 600_000.0)  # over which RocketMQ says how much is done a second
+RELEASE = __version__.partition(".dev")[0]  # clusterList has 22 columns for it
 _SCHEME = "tcp://"
 _HOUR_MS = 3_600_000
 _UNIT, _PREFIXES = 1024, "KMGTPE"
@@ -131,7 +132,7 @@ class Admin:
             "bootTimestamp": self._boot_ms,
             "brokerActive": _text(status["writable"]),
             "brokerVersion": VERSION,
-            "brokerVersionDesc": f"hastore-{__version__}",
+            "brokerVersionDesc": f"hastore-{RELEASE}",
             "commitLogDirCapacity": f"Total : {_size(disk.total)}, Free : {_size(disk.free)}.",
             "commitLogDiskRatio": _decimal(disk.used / max(1, disk.used + disk.free)),
             "commitLogMaxOffset": status["max_offset"],

@@ -40,9 +40,8 @@ def test_spark_reads_by_the_address_of_zookeeper(spark, tmp_path):
         writer = (
             stream.load().writeStream.format("memory").queryName("by_zookeeper")
             .trigger(availableNow=True)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
         )  # fmt: skip
-        finish(writer.start, 120)
+        finish(writer.start, 120)  # without a checkpoint: it may start twice
         assert spark.table("by_zookeeper").count() == 500
 
 
