@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import blake2b
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, get_args
 
 from hastore.client.arguments import flag, one_of, refusal, seconds, text
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
+from hastore.client.lifecycle import Closable
 from hastore.client.messages import Message, SendResult
 from hastore.client.producer.preparer import plain_properties
 from hastore.client.producer.producer import Producer
@@ -166,17 +166,13 @@ def resend_dead_letters(
     that was killed or of one that runs at the same time, may not be found, and one that retention
     has removed is not: then the message comes twice. Raises UsageError.
     """
-    found = []
     with Resender(
         bootstrap, to=to, dry_run=dry_run, timeout_s=timeout_s, security=security
     ) as resender:
-        remaining = iter(letters)
-        while part := list(itertools.islice(remaining, PART)):
-            found += resender.send(part)
-    return found
+        return list(resender.send(letters))
 
 
-class Resender:
+class Resender(Closable):
     """Sends dead letters again; a context manager. For the arguments see `resend_dead_letters`."""
 
     def __init__(
@@ -206,21 +202,20 @@ class Resender:
                 )
             self._clients = clients.pop_all()
 
-    def __enter__(self) -> Resender:
-        """Return the resender."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Close the connections."""
         self._clients.close()
 
-    def send(self, letters: Iterable[DeadLetter]) -> list[Resent]:
-        """Send some; a dead letter that an earlier call has had is left out."""
+    def send(self, letters: Iterable[DeadLetter]) -> Iterator[Resent]:
+        """Send some, PART at a time, and yield what became of each.
+
+        A dead letter that an earlier call has had is left out.
+        """
+        remaining = iter(letters)
+        while part := list(itertools.islice(remaining, PART)):
+            yield from self._send_part(part)
+
+    def _send_part(self, letters: Sequence[DeadLetter]) -> list[Resent]:
         looked = []
         for letter in letters:  # all before the first is sent: a search waits for what was put
             if not isinstance(letter, DeadLetter):

@@ -5,7 +5,6 @@ RocketMQ's dashboard has the same; mqadmin has no command for it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,6 @@ from hastore.cli.message_text import Template
 from hastore.cli.own_node import need_replayed, wait_replayed, warn_unreplayed
 from hastore.client.consumer.positions_client import Positions
 from hastore.dead_letters import (
-    PART,
     DeadLetter,
     Resender,
     Resent,
@@ -181,9 +179,8 @@ def resend_command(
         letters = _chosen(group, addresses, topic, queue, offsets)
         if offsets:
             letters = iter(list(letters))  # before anything is sent: one of them may be missing
-        while part := list(itertools.islice(letters, PART)):
-            for one in resender.send(part):
-                report.add(one)
+        for one in resender.send(letters):
+            report.add(one)
     return report.end(group)
 
 

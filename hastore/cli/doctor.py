@@ -186,8 +186,11 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
     running: dict[str, Any] | None
     try:
         said = ask_own(config, config.node, _CONNECT_S)
-        running = said if isinstance(said, dict) else {} if _may_run(config, said) else None
-        node = _silent_node(config, said) if running == {} else _node(path, config, running)
+        if isinstance(said, NoAnswer) and _may_run(config, said):
+            node, running = _silent_node(config, said), {}
+        else:
+            running = None if isinstance(said, NoAnswer) else said
+            node = _node(path, config, running)
     except NotAuthenticatedError as refused:
         node = Finding("node", Severity.BAD, str(refused))
         running = {}
@@ -223,11 +226,10 @@ def _may_run(config: Config, silence: NoAnswer) -> bool:
     return failure is not None and failure.errno == errno.EADDRINUSE
 
 
-def _silent_node(config: Config, said: dict[str, Any] | NoAnswer) -> Finding:
+def _silent_node(config: Config, silence: NoAnswer) -> Finding:
     """Tell of a node whose port is taken and that does not answer."""
-    why = said.text if isinstance(said, NoAnswer) else "it says nothing"
     text = (
-        f"node {config.node} does not answer ({why}), though a process has its port "
+        f"node {config.node} does not answer ({silence.text}), though a process has its port "
         f"{config.bound('api')}: the node hangs, is stopped or very busy, or another program is "
         "there; look at that process (`ss -ltnp`), at the disk (`dmesg`) and at `hastore status` "
         "before you start or promote a node"

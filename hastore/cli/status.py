@@ -505,7 +505,7 @@ def _leaving(statuses: Sequence[Status]) -> set[int]:
 
 
 def _members(statuses: list[dict[str, Any]]) -> set[int]:
-    """Return the members of a group that elects its leader, as who knows most has them."""
+    """Return the members of a group that elects its leader, as its best informed node has them."""
     known = [status for status in statuses if _elects(status)]
     return set(best_informed(known)["members"]) if known else set()
 

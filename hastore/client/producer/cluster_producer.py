@@ -41,7 +41,7 @@ from hastore.client.producer.preparer import (
 )
 from hastore.client.producer.producer import Producer
 from hastore.client.producer.transactions import TransactionOptions
-from hastore.client.producer.window import INSIDE
+from hastore.client.producer.window import INSIDE, owner_check
 from hastore.client.security import Security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (
@@ -151,7 +151,7 @@ class ClusterProducer(Producer):
         self._cluster = cluster.cluster
         self._groups = ClusterGroups(cluster, security, clock)
         self._lock = threading.RLock()
-        self._is_owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+        self._is_owned = owner_check(self._lock)
         self._producers: dict[str, GroupProducer] = {}  # changed under the lock
         self._turns: dict[str, itertools.count[int]] = {}
         self._down: dict[str, float] = {}  # since when a group is without a master

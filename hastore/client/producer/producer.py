@@ -463,7 +463,7 @@ class Producer(ProducerClient, Closable):
             queue_id = queue_of("queue", queue)
         future: SendFuture[SendResult] = SendFuture(self._unread)
         while True:
-            if window.is_owned():
+            if window.is_owned():  # asked here first: another call of Python would cost each send
                 window.refuse_owner()
             with window.lock:  # so numbers rise in the order in which messages are admitted
                 if window.has_room(1):

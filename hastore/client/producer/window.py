@@ -33,6 +33,15 @@ INSIDE = (
 )
 
 
+def owner_check(lock: threading.RLock) -> Callable[[], bool]:
+    """Return a function that says whether the calling thread holds the lock.
+
+    threading.Condition asks its lock in the same way; there is no public name for it.
+    """
+    found: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
+    return found
+
+
 class Half(NamedTuple):
     """How a half message is encoded for another queue, which is one of its properties."""
 
@@ -96,7 +105,7 @@ class Window:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.lock = threading.RLock()
-        self.is_owned: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
+        self.is_owned = owner_check(self.lock)
         self.incoming: deque[Entry] = deque()
         self._order: deque[Entry] = deque()
         self._latest_ms = 0.0  # when the last of the entries taken so far expires
